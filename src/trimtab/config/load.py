@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import itertools
 import json
 import textwrap
 import tomllib
@@ -49,7 +50,7 @@ def field_docs() -> dict[str, str]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
         assert isinstance(tree.body[0], ast.ClassDef)
         body = tree.body[0].body
-        for statement, after in zip(body, body[1:], strict=False):
+        for statement, after in itertools.pairwise(body):
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
                 if is_text and isinstance(after.value.value, str):  # type: ignore[attr-defined]
@@ -110,7 +111,9 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, str]:
     while words:
         word = words.pop(0)
         if not word.startswith("--"):
-            raise ConfigError(refusal("argument", word, "must be a flag of the form --section.field VALUE", "see --help"))
+            raise ConfigError(
+                refusal("argument", word, "must be a flag of the form --section.field VALUE", "see --help")
+            )
         name, has_value, value = word[2:].partition("=")
         name = ALIASES.get(name.replace("-", "_"), name.replace("-", "_"))
         item = known_fields().get(name)
@@ -174,9 +177,7 @@ def load_config(path: Path | None, overrides: Mapping[str, str] | None = None) -
                 raise ConfigError(refusal(section, values, "must be a section", f"write [{section}] on a line"))
             changes.update({f"{section}.{key}": value for key, value in values.items()})
     # One construction, so that rules spanning fields see file and flags together.
-    typed: dict[str, Any] = {}
-    for name, value in changes.items():
-        typed[name] = value
+    typed = dict(changes)
     config_fields = known_fields()
     for name, text in (overrides or {}).items():
         if name not in config_fields:
@@ -207,7 +208,9 @@ def to_toml(config: RunConfig, comments: bool = False) -> str:
         for key, value in values.items():
             name = f"{section}.{key}"
             if comments:
-                lines += textwrap.wrap(f"{docs[name]} ({known[name].metadata['unit']})", 110, initial_indent="# ", subsequent_indent="# ")
+                lines += textwrap.wrap(
+                    f"{docs[name]} ({known[name].metadata['unit']})", 110, initial_indent="# ", subsequent_indent="# "
+                )
             lines.append(f"{key} = {_toml_value(value)}")
         lines.append("")
     return "\n".join(lines)

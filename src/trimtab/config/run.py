@@ -59,7 +59,9 @@ class RunConfig:
                 raise ConfigError(refusal("train.micro_batch_tokens", train.micro_batch_tokens, rule, fix))
             if train.batch_tokens % train.micro_batch_tokens:
                 rule = f"must divide train.batch_tokens = {train.batch_tokens}"
-                raise ConfigError(refusal("train.micro_batch_tokens", train.micro_batch_tokens, rule, f"try {sequence}"))
+                raise ConfigError(
+                    refusal("train.micro_batch_tokens", train.micro_batch_tokens, rule, f"try {sequence}")
+                )
         short = schedule.short_sequence_length
         if short and (short > sequence or sequence % short):
             raise ConfigError(refusal("schedule.short_sequence_length", short, f"must divide {where}", "try 64 or 0"))

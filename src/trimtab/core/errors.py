@@ -7,7 +7,7 @@
     |   |-- CheckpointError             a checkpoint that is damaged, foreign, or of a newer schema
     |   |-- RecordError                 a run directory or a record file that cannot be read
     |   `-- DeviceError                 a device or dtype that this machine does not have
-    `-- RunError (also a RuntimeError)  it failed while running: the text says what is safe and how to go on; exit code 3
+    `-- RunError (also a RuntimeError)  it failed while running: the text says what is safe and how to go on; exit 3
         `-- StorageError                the disk is full or read-only
 
 A mistake of ours is an `assert` or a plain exception, with a traceback: never one of these.

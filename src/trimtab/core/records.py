@@ -285,7 +285,9 @@ def read_records(path: Path) -> Iterator[Record]:
     try:
         handle = open(path, "rb")  # noqa: SIM115 - closed below, after the generator is spent
     except OSError as error:
-        raise RecordError(f"There is no readable run at {str(path)!r} ({error.strerror}): name a run directory.") from error
+        raise RecordError(
+            f"There is no readable run at {str(path)!r} ({error.strerror}): name a run directory."
+        ) from error
     with handle:
         for line in handle:
             try:
