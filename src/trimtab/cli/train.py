@@ -1,0 +1,217 @@
+"""`trimtab train`: from a configuration to a trained model, a run directory and a report."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from trimtab.cli.config import split_arguments
+from trimtab.config import RunConfig, apply_overrides, diff_configs, field_docs, load_config
+from trimtab.config.load import known_fields
+from trimtab.core.atomic import storage_error, write_text
+from trimtab.core.errors import ConfigError, RecordError, UserError, refusal
+from trimtab.core.optional import have, need
+from trimtab.core.units import format_bytes, format_count, format_duration
+
+_MAY_CHANGE = ("run.", "device.", "checkpoint.", "evaluate.", "report.", "train.log_every", "train.target_loss")
+"""Fields that a resume may change; the others define the run."""
+
+
+def help_text() -> str:
+    """The verb's help: usage, then each field with default, unit and meaning."""
+    lines = ["Train a model: [CONFIG.toml] [--section.field VALUE ...].", ""]
+    lines.append("With no argument: learn the source text of this Python's standard library, in about three minutes.")
+    lines += ["", "Fields (default, unit):", ""]
+    docs = field_docs()
+    for name, item in known_fields().items():
+        lines.append(f"- `--{name}` ({item.default!r}, {item.metadata['unit']}): {docs[name]}")
+    return "\n".join(lines)
+
+
+def lock_run(run_dir: Path) -> Any:
+    """Hold the run directory for this process; the lock goes with the process, however it ends.
+
+    Raises:
+        UserError: another process works in it.
+        StorageError: the folder cannot be written.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        handle = open(run_dir / ".lock", "w")  # noqa: SIM115 - held until the process ends
+    except OSError as error:
+        raise storage_error(error, run_dir) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise UserError(
+            f"The run directory {str(run_dir)!r} is in use by another process: choose another --run.name or wait."
+        ) from None
+    return handle
+
+
+def find_run(config: RunConfig) -> Path:
+    """The run directory that `--resume` means: the one named, else the newest in `run.dir`."""
+    folder = Path(config.run.dir)
+    if config.run.name:
+        if (folder / config.run.name / "config.toml").is_file():
+            return folder / config.run.name
+        raise RecordError(
+            refusal("run.name", config.run.name, f"must be a run in {str(folder)!r} when resuming", "check --run.dir")
+        )
+    runs = sorted(folder.glob("*/config.toml"), key=lambda path: path.stat().st_mtime)
+    if not runs:
+        raise RecordError(f"There is no run to resume in {str(folder)!r}: name one with --run.dir and --run.name.")
+    return runs[-1].parent
+
+
+def resumed_config(run_dir: Path, overrides: dict[str, str]) -> RunConfig:
+    """The run's own configuration with what a resume may change.
+
+    Raises:
+        ConfigError: a flag would change what the run is.
+    """
+    saved = load_config(run_dir / "config.toml")
+    wanted = apply_overrides(saved, overrides)
+    for name, (old, new) in diff_configs(saved, wanted).items():
+        if not name.startswith(_MAY_CHANGE):
+            rule = f"is {old!r} in this run and cannot change on resume"
+            raise ConfigError(refusal(name, new, rule, "start a new run for another setting"))
+    return wanted
+
+
+def describe(parts: Any) -> dict[str, Any]:
+    """What a dry run shows: derived values with their rule, parameters, memory, expected time."""
+    from trimtab.train.build import time_step
+
+    config = parts.config
+    step_s = time_step(parts)
+    num_params = sum(parameter.numel() for parameter in parts.model.parameters())
+    state_bytes = sum(t.numel() * t.element_size() for t in parts.weights.masters) * 4
+    flops = parts.flops_per_token(config.data.sequence_length) * config.train.batch_tokens * config.train.steps
+    return {
+        "parameters": num_params,
+        "steps": config.train.steps,
+        "tokens": config.train.steps * config.train.batch_tokens,
+        "training_flops": flops,
+        "weights_gradients_and_moments_bytes": state_bytes,
+        "peak_memory_seen_bytes": parts.meter.read().memory_bytes,
+        "step_s_timed_eager": step_s,
+        "expected_s": step_s * config.train.steps,
+        "config_hash": parts.config_hash,
+        "derived": parts.derived,
+    }
+
+
+def _dry_run(parts: Any, console: Console, json_: bool) -> None:
+    facts = describe(parts)
+    if json_:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    console.print(f"parameters      {format_count(facts['parameters'])}")
+    console.print(f"steps           {facts['steps']} ({format_count(facts['tokens'])} tokens)")
+    console.print(
+        f"state           {format_bytes(facts['weights_gradients_and_moments_bytes'])} of weights and moments"
+    )
+    console.print(f"memory          {format_bytes(facts['peak_memory_seen_bytes'])} in use after a timed step")
+    console.print(f"compute         {format_count(facts['training_flops'])}FLOPs")
+    console.print(
+        f"expected time   {format_duration(facts['expected_s'])} (estimated: eager step timed here, times steps)"
+    )
+    for name, rule in parts.derived.items():
+        console.print(f"derived         {name} = {rule}", markup=False, highlight=False)
+
+
+def train(
+    context: typer.Context,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run (the newest, or --run.name).")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Build everything, run no step, write nothing.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end and nothing else.")] = False,
+) -> None:
+    """Train a model. (Replaced by `help_text`.)"""
+    path, overrides = split_arguments(context.args)
+    if resume and path is not None:
+        raise ConfigError(refusal("CONFIG.toml", str(path), "cannot be given with --resume", "the run has its own"))
+    config = load_config(path, overrides)
+    run_dir = find_run(config) if resume else Path()
+    if resume:
+        config = resumed_config(run_dir, overrides)
+    need("torch", "train", "trimtab train")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        fix = "start one process; data-parallel training is not built yet"
+        raise UserError(refusal("WORLD_SIZE", os.environ["WORLD_SIZE"], "must be 1", fix))
+    console = Console(stderr=json_, quiet=json_)
+    lock = None
+    if not dry_run:
+        if not resume:
+            name = config.run.name or datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+            run_dir = Path(config.run.dir) / name
+            config = apply_overrides(config, {"run.name": name})
+        lock = lock_run(run_dir)
+        if not resume and (run_dir / "records.jsonl").exists():
+            raise UserError(
+                f"The run {run_dir.name!r} exists already in {config.run.dir!r}: choose another --run.name, or go on "
+                f"with it by `trimtab train --resume --run.name {run_dir.name}`."
+            )
+    _train(config, run_dir, resume, dry_run, json_, console)
+    if lock is not None:
+        lock.close()
+
+
+train.__doc__ = help_text()
+
+
+def _train(config: RunConfig, run_dir: Path, resume: bool, dry_run: bool, json_: bool, console: Console) -> None:
+    from trimtab.cli.progress import work_bar
+    from trimtab.train.build import build, open_run
+    from trimtab.train.loop import run_loop
+    from trimtab.train.progress import ProgressView
+
+    say = (lambda _text: None) if json_ else (lambda text: console.print(text, markup=False, highlight=False))
+    with work_bar(console) as bar:
+        parts = build(config, say, bar)
+    if dry_run:
+        _dry_run(parts, console, json_)
+        return
+    from trimtab.device import environment
+
+    if not resume:
+        write_text(run_dir / "config.toml", f"# hash {parts.config_hash}\n{parts.config_toml}")
+        write_text(run_dir / "environment.json", json.dumps(environment(parts.device), indent=2))
+    open_run(parts, run_dir, resume)
+    for name, rule in parts.derived.items():
+        say(f"{name} = {rule}")
+    section = parts.config.train
+    with ProgressView(console, section.steps, parts.progress.step, section.log_every, json_) as view:
+        if resume:
+            view.say(f"resumed from step {parts.progress.step}")
+        try:
+            end = run_loop(parts, view)
+        finally:
+            parts.checkpoints.close()
+            assert parts.records is not None
+            parts.records.close()
+            for sink in parts.sinks:
+                sink.close()
+    summary = {"run": str(run_dir), "outcome": end.outcome, "step": end.step, "reason": end.reason}
+    if parts.config.report.html and have("plotly") and have("jinja2"):
+        from trimtab.report import write_report
+
+        summary["report"] = str(write_report(run_dir))
+    if json_:
+        typer.echo(json.dumps({**summary, "train_s": end.train_s, "startup_s": end.startup_s}, indent=2))
+    else:
+        say(f"{end.outcome} at step {end.step} after {format_duration(end.train_s)} of training")
+        say(f"run     {run_dir}")
+        if "report" in summary:
+            say(f"report  {summary['report']}")
+    if end.outcome == "interrupted":
+        if not json_:
+            say(f"go on with: trimtab train --resume --run.dir {parts.config.run.dir} --run.name {run_dir.name}")
+        raise typer.Exit(3)

@@ -1,0 +1,250 @@
+"""The loop round the step: data in, records out, evaluation, checkpoints, signals, progress.
+
+The loop acts; it decides nothing that is not written in the configuration. Its state is `Progress`, the weights and the
+optimizers; everything else is a pure function of the step, so that a resume needs nothing more.
+
+Order within one turn: batch -> step -> record -> evaluation if due -> checkpoint if due. A checkpoint is taken after
+the evaluation of the same step, so `keep_best` knows its loss.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from trimtab.core.errors import RunError
+from trimtab.core.records import Decision, Evaluation, Fault, Record, RunEnd, Sample, Step
+from trimtab.train.build import Parts
+from trimtab.train.progress import ProgressView
+from trimtab.train.schedule import batch_tokens_at, lr_scale, sequence_length_at
+from trimtab.train.state import capture_meta, capture_tensors
+from trimtab.train.step import MicroBatch, StepResult, train_step
+
+MAX_SKIPPED_IN_A_ROW = 20
+"""After so many steps without a finite gradient the run stops: nothing is learned any more."""
+
+
+class StopSignal:
+    """Notes SIGINT and SIGTERM; the loop looks after each step. A second SIGINT interrupts at once."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._old[number] = signal.signal(number, self._note)
+            except ValueError:  # not the main thread: the caller handles signals
+                return self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if self.name and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.name = signal.Signals(number).name
+
+
+def micro_batches_of(parts: Parts, step: int) -> tuple[list[MicroBatch], int, int, int]:
+    """The micro-batches of `step` (0-based), their target count, their token count and their sequence length."""
+    config, num_steps = parts.config, parts.config.train.steps
+    num_tokens = batch_tokens_at(step, num_steps, config.train.batch_tokens, config.schedule)
+    length = sequence_length_at(step, num_steps, config.data.sequence_length, config.schedule)
+    batch = parts.loader.batch(parts.progress.total_tokens, num_tokens, sequence_length=length)
+    rows = max(1, (config.train.micro_batch_tokens or num_tokens) // length)
+    found = []
+    for start in range(0, batch.tokens.shape[0], rows):
+        part = slice(start, start + rows)
+        found.append(to_micro_batch(parts, batch, part))
+    return found, int(np.count_nonzero(batch.targets >= 0)), num_tokens, length
+
+
+def to_micro_batch(parts: Parts, batch: Any, part: slice) -> MicroBatch:
+    """Rows of a loader's batch as tensors on the device; positions and segments only where documents are packed."""
+
+    def tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array[part])).to(parts.device.torch_device, non_blocking=True)
+
+    if parts.config.data.packing == "documents":
+        return MicroBatch(tensor(batch.tokens), tensor(batch.targets), tensor(batch.positions), tensor(batch.segments))
+    return MicroBatch(tensor(batch.tokens), tensor(batch.targets))
+
+
+def evaluate(parts: Parts) -> Evaluation:
+    """Mean loss and bits per byte on the held-out documents, the same tokens each time."""
+    began = time.perf_counter()
+    parts.model.eval()
+    total, count, num_tokens = 0.0, 0, 0
+    with torch.no_grad():
+        for batch in parts.validation_batches():
+            micro_batch = to_micro_batch(parts, batch, slice(None))
+            total += float(parts.loss_sum(micro_batch))
+            count += int(np.count_nonzero(batch.targets >= 0))
+            num_tokens += batch.tokens.size
+    parts.model.train()
+    loss = total / max(1, count)
+    progress = parts.progress
+    return Evaluation(
+        step=progress.step,
+        loss=loss,
+        bits_per_byte=loss / math.log(2) / parts.corpus.val_bytes_per_token,
+        num_tokens=num_tokens,
+        duration_s=time.perf_counter() - began,
+        train_s=progress.train_s,
+        total_tokens=progress.total_tokens,
+        total_flops=progress.flops,
+        total_energy_j=progress.energy_j,
+    )
+
+
+def _is_due(step: int, every: int, num_steps: int) -> bool:
+    return step == num_steps or (every > 0 and step % every == 0)
+
+
+def one_step(parts: Parts) -> tuple[Step, StepResult]:
+    """Data, step and its record; moves `parts.progress`."""
+    config, progress = parts.config, parts.progress
+    began = time.perf_counter()
+    parts.meter.start()
+    micro_batches, num_targets, num_tokens, length = micro_batches_of(parts, progress.step)
+    data_s = time.perf_counter() - began
+    scale = lr_scale(progress.step, config.train.steps, config.schedule)
+    result = train_step(
+        parts.loss_sum,
+        micro_batches,
+        num_targets,
+        parts.weights,
+        parts.optimizers,
+        scale,
+        config.optim.max_grad_norm,
+    )
+    parts.device.synchronize()
+    duration_s = time.perf_counter() - began
+    reading = parts.meter.read()
+    flops = parts.flops_per_token(length) * num_tokens
+    progress.step += 1
+    progress.total_tokens += num_tokens
+    progress.train_s += duration_s
+    progress.flops += flops
+    progress.energy_j += reading.energy_j
+    progress.num_skipped = 0 if result.applied else progress.num_skipped + 1
+    record = Step(
+        step=progress.step,
+        loss=result.loss,
+        grad_norm=result.grad_norm,
+        lr=parts.optimizers[0].param_groups[0]["initial_lr"] * scale,
+        num_tokens=num_tokens,
+        total_tokens=progress.total_tokens,
+        duration_s=duration_s,
+        data_s=data_s,
+        tokens_per_s=num_tokens / duration_s,
+        mfu=flops / duration_s / parts.peak_flops if parts.peak_flops else 0.0,
+        flops=flops,
+        memory_bytes=reading.memory_bytes,
+        cpu_s=reading.cpu_s,
+        energy_j=reading.energy_j,
+        energy_kind=reading.energy_kind,
+        sequence_length=length,
+        compute_dtype=parts.dtype_name,
+    )
+    return record, result
+
+
+def request_checkpoint(parts: Parts, reason: str, val_loss: float | None = None) -> None:
+    """Ask for a checkpoint of this very state."""
+    tensors = capture_tensors(parts.weights, parts.optimizers)
+    meta = capture_meta(parts.progress, parts.config_toml, parts.config_hash, parts.architecture)
+    parts.checkpoints.request(parts.progress.step, tensors, meta, reason, val_loss)
+
+
+def _skipped(parts: Parts, result: StepResult) -> Iterator[Record]:
+    """Records of a step that was not applied; raises when too many came in a row."""
+    step = parts.progress.step
+    what = f"loss {result.loss} with gradient norm {result.grad_norm} is not finite"
+    yield Fault(step=step, what=what, where=f"step {step}", action="update left out; weights and moments unchanged")
+    yield Decision(step=step, controller="step", action="skip", reason=what)
+    if parts.progress.num_skipped >= MAX_SKIPPED_IN_A_ROW:
+        raise RunError(
+            f"{MAX_SKIPPED_IN_A_ROW} steps in a row had no finite gradient (last: {what}): lower optim.lr and go on "
+            f"from the last good checkpoint with `trimtab train --resume --run.name {parts.run_dir.name}`."
+        )
+
+
+def run_loop(parts: Parts, view: ProgressView) -> RunEnd:
+    """Train until the end, the target loss, or a signal; returns the closing record (already written).
+
+    Raises:
+        RunError: training cannot go on; the records and the last checkpoint are safe.
+    """
+    config, progress = parts.config, parts.progress
+    num_steps, outcome, reason = config.train.steps, "finished", ""
+    began, startup_s = time.perf_counter(), 0.0
+    saved_step = progress.step if parts.resumed_from >= 0 else -1
+    if progress.step == 0:
+        parts.write(evaluate(parts))
+    with StopSignal() as stop:
+        while progress.step < num_steps:
+            record, result = one_step(parts)
+            if not startup_s:
+                startup_s = parts.seconds_since_start()
+            parts.write(record)
+            view.step(record)
+            if not result.applied:
+                for item in _skipped(parts, result):
+                    parts.write(item)
+            val_loss = None
+            if _is_due(progress.step, config.evaluate.every, num_steps):
+                evaluation = evaluate(parts)
+                parts.write(evaluation)
+                view.evaluation(evaluation)
+                val_loss = evaluation.loss
+                progress.best_val_loss = min(progress.best_val_loss, val_loss)
+            reached = val_loss is not None and 0 < val_loss <= config.train.target_loss
+            if stop.name or reached or _is_due(progress.step, config.checkpoint.every, num_steps):
+                why = "signal" if stop.name else ("final" if reached or progress.step == num_steps else "periodic")
+                request_checkpoint(parts, why, val_loss)
+                saved_step = progress.step
+            parts.write_finished_checkpoints()
+            if stop.name:
+                outcome, reason = "interrupted", f"{stop.name} at step {progress.step}"
+                break
+            if reached:
+                outcome, reason = "target_reached", f"validation loss {val_loss:.4f} <= {config.train.target_loss}"
+                break
+        parts.checkpoints.wait()
+    parts.write_finished_checkpoints()
+    assert saved_step == progress.step or num_steps == 0
+    end = RunEnd(
+        step=progress.step,
+        outcome=outcome,
+        reason=reason,
+        train_s=progress.train_s,
+        wall_s=time.perf_counter() - began,
+        startup_s=startup_s,
+    )
+    if outcome != "interrupted":
+        write_sample(parts, view)
+    parts.write(end)
+    return end
+
+
+def write_sample(parts: Parts, view: ProgressView) -> None:
+    """Let the model write a text, show and record it."""
+    section = parts.config.evaluate
+    if not section.sample_tokens:
+        return
+    text = parts.generate(section.prompt, section.sample_tokens, section.temperature)
+    sample = Sample(step=parts.progress.step, prompt=section.prompt, text=text)
+    parts.write(sample)
+    view.sample(sample)
