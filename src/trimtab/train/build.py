@@ -1,7 +1,7 @@
 """The composition root: builds device, data, model, weights, optimizers, checkpoints, records in that order.
 
-Everything derived (steps, dtype, compile or not, model size) is decided here, once, with its rule in words; the loop and
-the step receive finished parts.
+Everything derived (steps, dtype, compile or not, model size) is decided here, once, with its rule in words; the loop
+and the step receive finished parts.
 """
 
 from __future__ import annotations

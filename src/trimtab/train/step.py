@@ -69,7 +69,8 @@ def train_step(
         lr_scale: factor on every group's `initial_lr` (schedule times decisions).
         max_grad_norm: clip the global norm to this; 0: do not clip.
     """
-    assert micro_batches and num_targets > 0
+    assert micro_batches
+    assert num_targets > 0
     weights.zero_grad()
     total = torch.zeros((), dtype=torch.float32, device=micro_batches[0].tokens.device)
     for micro_batch in micro_batches:
