@@ -1,0 +1,1 @@
+"""What a run will need, from plain numbers: pure functions, no torch, no machine."""
