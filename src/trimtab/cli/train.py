@@ -88,21 +88,31 @@ def resumed_config(run_dir: Path, overrides: dict[str, str]) -> RunConfig:
 
 def describe(parts: Any) -> dict[str, Any]:
     """What a dry run shows: derived values with their rule, parameters, memory, expected time."""
+    from trimtab.estimate.memory import training_memory
     from trimtab.train.build import time_step
 
     config = parts.config
     step_s = time_step(parts)
     num_params = sum(parameter.numel() for parameter in parts.model.parameters())
-    state_bytes = sum(t.numel() * t.element_size() for t in parts.weights.masters) * 4
     flops = parts.flops_per_token(config.data.sequence_length) * config.train.batch_tokens * config.train.steps
+    memory = training_memory(
+        parts.arch,
+        config.train.micro_batch_tokens or config.train.batch_tokens,
+        compute_bytes=2 if parts.dtype_name == "bf16" else 4,
+        optimizer=config.optim.name,
+        checkpointing=config.train.activation_checkpointing,
+    )
     return {
         "parameters": num_params,
         "steps": config.train.steps,
         "tokens": config.train.steps * config.train.batch_tokens,
         "training_flops": flops,
-        "weights_gradients_and_moments_bytes": state_bytes,
+        "memory_bytes_modelled": memory.total,
+        "state_bytes_modelled": memory.weights + memory.gradients + memory.optimizer,
+        "activation_bytes_modelled": memory.activations + memory.logits,
         "peak_memory_seen_bytes": parts.meter.read().memory_bytes,
         "step_s_timed_eager": step_s,
+        "tokens_per_s_timed_eager": config.train.batch_tokens / step_s,
         "expected_s": step_s * config.train.steps,
         "config_hash": parts.config_hash,
         "derived": parts.derived,
@@ -116,16 +126,21 @@ def _dry_run(parts: Any, console: Console, json_: bool) -> None:
         return
     console.print(f"parameters      {format_count(facts['parameters'])}")
     console.print(f"steps           {facts['steps']} ({format_count(facts['tokens'])} tokens)")
-    console.print(
-        f"state           {format_bytes(facts['weights_gradients_and_moments_bytes'])} of weights and moments"
-    )
-    console.print(f"memory          {format_bytes(facts['peak_memory_seen_bytes'])} in use after a timed step")
-    console.print(f"compute         {format_count(facts['training_flops'])}FLOPs")
-    console.print(
-        f"expected time   {format_duration(facts['expected_s'])} (estimated: eager step timed here, times steps)"
-    )
-    for name, rule in parts.derived.items():
-        console.print(f"derived         {name} = {rule}", markup=False, highlight=False)
+    state, activations = format_bytes(facts["state_bytes_modelled"]), format_bytes(facts["activation_bytes_modelled"])
+    seen = format_bytes(facts["peak_memory_seen_bytes"])
+    lines = {
+        "parameters": format_count(facts["parameters"]),
+        "steps": f"{facts['steps']} ({format_count(facts['tokens'])} tokens)",
+        "memory": f"{state} of weights, gradients and moments, {activations} of activations (modelled)",
+        "seen": f"{seen} resident at most, libraries included, after a timed step",
+        "compute": f"{format_count(facts['training_flops'])}FLOPs",
+        "speed": f"{facts['tokens_per_s_timed_eager']:,.0f} tokens/s (timed here, eager)",
+        "expected time": f"{format_duration(facts['expected_s'])} of steps (estimated from that speed)",
+        **parts.derived,
+        "config hash": facts["config_hash"],
+    }
+    for name, value in lines.items():
+        console.print(f"{name:15} {value}", markup=False, highlight=False, soft_wrap=True)
 
 
 def train(
@@ -169,37 +184,35 @@ train.__doc__ = help_text()
 
 def _train(config: RunConfig, run_dir: Path, resume: bool, dry_run: bool, json_: bool, console: Console) -> None:
     from trimtab.cli.progress import work_bar
+    from trimtab.device import environment
     from trimtab.train.build import build, open_run
     from trimtab.train.loop import run_loop
     from trimtab.train.progress import ProgressView
 
-    say = (lambda _text: None) if json_ else (lambda text: console.print(text, markup=False, highlight=False))
+    def say(text: str) -> None:
+        if not json_:
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     with work_bar(console) as bar:
-        parts = build(config, say, bar)
+        parts = build(config, say, bar, started_s=_process_start_s())
     if dry_run:
         _dry_run(parts, console, json_)
         return
-    from trimtab.device import environment
-
     if not resume:
         write_text(run_dir / "config.toml", f"# hash {parts.config_hash}\n{parts.config_toml}")
         write_text(run_dir / "environment.json", json.dumps(environment(parts.device), indent=2))
-    open_run(parts, run_dir, resume)
-    for name, rule in parts.derived.items():
-        say(f"{name} = {rule}")
-    section = parts.config.train
-    with ProgressView(console, section.steps, parts.progress.step, section.log_every, json_) as view:
-        if resume:
-            view.say(f"resumed from step {parts.progress.step}")
-        try:
+    try:
+        open_run(parts, run_dir, resume)
+        for name, rule in parts.derived.items():
+            say(f"{name} = {rule}")
+        section = parts.config.train
+        with ProgressView(console, section.steps, parts.progress.step, section.log_every, json_) as view:
+            if resume:
+                view.say(f"resumed from step {parts.progress.step}")
             end = run_loop(parts, view)
-        finally:
-            parts.checkpoints.close()
-            assert parts.records is not None
-            parts.records.close()
-            for sink in parts.sinks:
-                sink.close()
-    summary = {"run": str(run_dir), "outcome": end.outcome, "step": end.step, "reason": end.reason}
+    finally:
+        parts.close()
+    summary: dict[str, Any] = {"run": str(run_dir), "outcome": end.outcome, "step": end.step, "reason": end.reason}
     if parts.config.report.html and have("plotly") and have("jinja2"):
         from trimtab.report import write_report
 
@@ -212,6 +225,12 @@ def _train(config: RunConfig, run_dir: Path, resume: bool, dry_run: bool, json_:
         if "report" in summary:
             say(f"report  {summary['report']}")
     if end.outcome == "interrupted":
-        if not json_:
-            say(f"go on with: trimtab train --resume --run.dir {parts.config.run.dir} --run.name {run_dir.name}")
+        say(f"go on with: trimtab train --resume --run.dir {parts.config.run.dir} --run.name {run_dir.name}")
         raise typer.Exit(3)
+
+
+def _process_start_s() -> float:
+    """Unix time at which this process was made, so that imports count as start-up."""
+    import psutil
+
+    return float(psutil.Process().create_time())

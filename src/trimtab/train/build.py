@@ -1,7 +1,8 @@
 """The composition root: builds device, data, model, weights, optimizers, checkpoints, records in that order.
 
 Everything derived (steps, dtype, compile or not, model size) is decided here, once, with its rule in words; the loop
-and the step receive finished parts.
+and the step receive finished parts. What is derived goes into the configuration that is saved, so a resume on another
+machine trains the same model for the same number of steps.
 """
 
 from __future__ import annotations
@@ -11,25 +12,33 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from trimtab.checkpoint import CheckpointWriter, latest_good, load
 from trimtab.config import RunConfig, apply_overrides, config_hash, to_toml
-from trimtab.core.errors import CheckpointError
+from trimtab.core.errors import CheckpointError, refusal
 from trimtab.core.records import Fault, Record, RecordWriter, RunStart
+from trimtab.core.units import format_bytes, format_count
 from trimtab.data import Batch, Corpus, Loader, prepare_corpus, validation_batches
+from trimtab.data.cache import cache_root, digest_of
 from trimtab.device import Device, Meter, machine_peak, pick_dtype, select_device
 from trimtab.estimate.flops import train_flops_per_token
-from trimtab.models import build_model, generate, linear_cross_entropy, parameter_roles, split_sizes
-from trimtab.report import Sink, open_sinks
+from trimtab.models.architecture import Architecture, auto_preset
+from trimtab.models.build import build_model, model_tokenizer
+from trimtab.models.generate import generate
+from trimtab.models.loss import linear_cross_entropy
+from trimtab.models.roles import parameter_roles, split_sizes
+from trimtab.report.sinks import Sink, check_sinks, open_sinks
 from trimtab.train.optim import MasterWeights, build_optimizers
 from trimtab.train.schedule import steps_for_tokens
 from trimtab.train.state import Progress, restore, template
 from trimtab.train.step import MicroBatch, train_step
 
+Bar = Callable[[str, float, float], None]
+"""Shows progress of long work: (what, done, total)."""
 DEFAULT_RUN_S = 150.0
 """Training seconds that a run of unstated length is sized for: three minutes with start-up, evaluation and report."""
 COMPILE_S = 60.0
@@ -44,41 +53,56 @@ class Parts:
 
     config: RunConfig
     """Resolved: nothing in it is derived any more."""
-    config_toml: str
-    config_hash: str
-    run_dir: Path
     device: Device
     dtype_name: str
     corpus: Corpus
     loader: Loader
     model: nn.Module
-    architecture: dict[str, Any]
+    arch: Architecture
     weights: MasterWeights
     optimizers: list[torch.optim.Optimizer]
     loss_sum: Callable[[MicroBatch], Tensor]
-    flops_per_token: Callable[[int], float]
+    """What the step differentiates; compiled or not."""
+    eager_loss_sum: Callable[[MicroBatch], Tensor]
+    """The same, not compiled: evaluation is too short to pay for a second graph."""
     peak_flops: float
     peak_source: str
     meter: Meter
     derived: dict[str, str]
     started_s: float
+    """Unix time at which the command began."""
+    run_dir: Path = Path()
+    config_toml: str = ""
+    config_hash: str = ""
     progress: Progress = field(default_factory=Progress)
     resumed_from: int = -1
     compiled: bool = False
     records: RecordWriter | None = None
     sinks: list[Sink] = field(default_factory=list)
-    checkpoints: CheckpointWriter = None  # type: ignore[assignment]
+    writer: CheckpointWriter | None = None
 
-    def seconds_since_start(self) -> float:
-        """Seconds since the command began."""
-        return time.time() - self.started_s
+    @property
+    def checkpoints(self) -> CheckpointWriter:
+        """The writer of this run's checkpoints."""
+        assert self.writer is not None, "open_run comes first"
+        return self.writer
+
+    def flops_per_token(self, sequence_length: int) -> float:
+        """Model FLOPs of forward and backward per token at a sequence length."""
+        return train_flops_per_token(self.arch, sequence_length)
 
     def write(self, record: Record) -> None:
-        """Hand a record to the file and the sinks."""
+        """Hand a record to the file and the sinks; a sink that fails is left out from then on, with a Fault."""
         assert self.records is not None, "open_run comes first"
         self.records.write(record)
-        for sink in self.sinks:
-            sink.write(record)
+        for sink in list(self.sinks):
+            try:
+                sink.write(record)
+            except Exception as error:  # a third party's library or server: training must not die of it
+                self.sinks.remove(sink)
+                what = f"sink {sink.name} failed: {type(error).__name__}: {error}"
+                step = getattr(record, "step", self.progress.step)
+                self.write(Fault(step=step, what=what, where=sink.name, action="sink left out; records.jsonl goes on"))
 
     def write_finished_checkpoints(self) -> None:
         """Record what the background writer has completed."""
@@ -87,90 +111,119 @@ class Parts:
 
     def validation_batches(self) -> Iterator[Batch]:
         """The held-out batches of an evaluation."""
-        config = self.config
-        length = config.data.sequence_length
-        rows = max(1, (config.train.micro_batch_tokens or config.train.batch_tokens) // length)
-        return iter(
-            validation_batches(self.corpus.val_shard(), length, config.evaluate.tokens, rows, config.data.packing)
-        )
+        data, train = self.config.data, self.config.train
+        rows = max(1, (train.micro_batch_tokens or train.batch_tokens) // data.sequence_length)
+        num_tokens = self.config.evaluate.tokens
+        return validation_batches(self.corpus.val, data.sequence_length, num_tokens, rows, packing=data.packing)
 
     def generate(self, prompt: str, num_tokens: int, temperature: float) -> str:
         """Text that the model writes after `prompt`."""
         tokenizer = self.corpus.tokenizer
-        ids = list(tokenizer.encode(prompt)) or [tokenizer.eos_id]
+        ids = tokenizer.encode(prompt).tolist() or [tokenizer.eos_id]
         tokens = torch.tensor([ids], device=self.device.torch_device)
         generator = torch.Generator(self.device.torch_device).manual_seed(self.config.train.seed)
         written = generate(self.model, tokens, num_tokens, temperature=temperature, generator=generator)
-        return str(tokenizer.decode(written[0, len(ids) :].tolist()))
+        return tokenizer.decode(written[0, len(ids) :].tolist())
+
+    def close(self) -> None:
+        """Let the last checkpoint complete, then close records and sinks.
+
+        Raises:
+            StorageError: the last checkpoint could not be written.
+        """
+        try:
+            if self.writer is not None:
+                self.writer.close()
+        finally:
+            if self.records is not None:
+                self.records.close()
+            for sink in self.sinks:
+                sink.close()
 
 
-def make_loss(model: nn.Module) -> Callable[[MicroBatch], Tensor]:
-    """Summed cross-entropy of a micro-batch (nats) as a function that torch.compile can take whole."""
+def make_loss(model: nn.Module, forward: Callable[..., Tensor] | None = None) -> Callable[[MicroBatch], Tensor]:
+    """Summed cross-entropy of a micro-batch (nats); `forward` may be the model compiled."""
+    to_hidden = forward or model
 
     def loss_sum(micro_batch: MicroBatch) -> Tensor:
-        hidden = model(micro_batch.tokens, micro_batch.positions, micro_batch.segments)
-        flat = hidden.flatten(0, 1)
-        return linear_cross_entropy(flat, model.head_weight, micro_batch.targets.flatten())
+        hidden = to_hidden(micro_batch.tokens, micro_batch.positions, micro_batch.segments)
+        head_weight = cast("Tensor", model.head_weight)
+        return linear_cross_entropy(hidden.flatten(0, 1), head_weight, micro_batch.targets.flatten())
 
     return loss_sum
 
 
-def build(
-    config: RunConfig, say: Callable[[str], None], bar: Callable[[str, float, float], None] | None = None
-) -> Parts:
+def build(config: RunConfig, say: Callable[[str], None], bar: Bar | None = None, started_s: float = 0.0) -> Parts:
     """Build every part from a configuration; touches no run directory.
 
     Args:
         config: as loaded; derived fields may still be 0, "" or "auto".
         say: prints one line.
-        bar: shows progress of long work: (what, done, total).
+        bar: shows progress of long work.
+        started_s: Unix time at which the command began; 0: now.
 
     Raises:
         UserError: some value cannot work here; the message says which and what would.
     """
-    started_s = time.time()
+    check_sinks(config.report.sinks)
     derived: dict[str, str] = {}
     device = select_device(config.device)
     derived["device.name"] = f"{device.name} ({device.describe()})"
     device.seed_all(config.train.seed)
-    corpus = prepare_corpus(config.data, bar)
-    say(f"data: {corpus.describe()}")
-    model, architecture = build_model(
-        config.model, corpus.tokenizer.vocab_size, config.data.sequence_length, config.train.seed, device.torch_device
-    )
     dtype_name, why = pick_dtype(device) if config.train.dtype == "auto" else (config.train.dtype, "as configured")
     derived["train.dtype"] = f"{dtype_name} ({why})"
-    compute_dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype_name]
+    peak = machine_peak(device, dtype_name)
+    if config.model.preset == "auto" and not config.model.load:
+        preset = auto_preset(peak.flops)
+        derived["model.preset"] = f"{preset} (sized to {peak.flops / 1e12:.2f} TFLOP/s of {dtype_name} products)"
+        config = apply_overrides(config, {"model.preset": preset}, from_text=False)
+    corpus = open_data(config, say, bar)
+    length = config.data.sequence_length
+    model, arch = build_model(
+        config.model, corpus.tokenizer.vocab_size, length, config.train.seed, device.torch_device, peak_flops=peak.flops
+    )
     if config.train.activation_checkpointing:
-        model.activation_checkpointing = True  # type: ignore[assignment]
+        cast("Any", model).set_activation_checkpointing(True)
+    compute_dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype_name]
     roles = parameter_roles(model)
     weights = MasterWeights(model, compute_dtype, roles.__getitem__, lambda name: split_sizes(model, name))
-    optimizers = build_optimizers(weights, config.optim, fused=True)
-    peak = machine_peak(device, dtype_name)
+    loss_sum = make_loss(model)
     parts = Parts(
         config=config,
-        config_toml="",
-        config_hash="",
-        run_dir=Path(),
         device=device,
         dtype_name=dtype_name,
         corpus=corpus,
-        loader=Loader(corpus.train_shards(), config.data.sequence_length, config.train.seed, config.data.packing),
+        loader=Loader(corpus.train, length, config.train.seed, config.data.packing),
         model=model,
-        architecture=dataclasses.asdict(architecture),
+        arch=arch,
         weights=weights,
-        optimizers=optimizers,
-        loss_sum=make_loss(model),
-        flops_per_token=lambda length: train_flops_per_token(architecture, length),
+        optimizers=build_optimizers(weights, config.optim, fused=True),
+        loss_sum=loss_sum,
+        eager_loss_sum=loss_sum,
         peak_flops=peak.flops,
         peak_source=peak.source,
         meter=Meter(device, config.device),
         derived=derived,
-        started_s=started_s,
+        started_s=started_s or time.time(),
     )
     _derive_length_and_compile(parts)
     parts.config_toml, parts.config_hash = to_toml(parts.config), config_hash(parts.config)
     return parts
+
+
+def open_data(config: RunConfig, say: Callable[[str], None], bar: Bar | None) -> Corpus:
+    """The corpus of a run, with the tokenizer of the model that is loaded, if one is."""
+    section = config.data
+    if config.model.load and not section.tokenizer:
+        folder = cache_root(section.cache_dir) / "tokenizers" / digest_of(config.model.load)
+        section = dataclasses.replace(section, tokenizer=str(model_tokenizer(config.model, folder)))
+    corpus = prepare_corpus(section, bar)
+    num_bytes = sum(shard.num_bytes for shard in (*corpus.train, *corpus.val))
+    say(
+        f"data: {corpus.num_documents} documents, {format_bytes(num_bytes)}, {format_count(corpus.num_train_tokens)} "
+        f"training and {format_count(corpus.num_val_tokens)} held-out tokens, vocabulary {corpus.tokenizer.vocab_size}"
+    )
+    return corpus
 
 
 def _derive_length_and_compile(parts: Parts) -> None:
@@ -183,11 +236,8 @@ def _derive_length_and_compile(parts: Parts) -> None:
         steps = steps_for_tokens(train.tokens, train.batch_tokens, config.schedule)
         derived["train.steps"] = f"{steps} (train.tokens = {train.tokens} at {train.batch_tokens} a step)"
     elif not steps:
-        steps = max(50, round(DEFAULT_RUN_S / step_s, -1)) if step_s else 50
-        derived["train.steps"] = (
-            f"{int(steps)} ({DEFAULT_RUN_S:.0f} s of training at {step_s:.3f} s a step, timed here)"
-        )
-    steps = int(steps)
+        steps = max(50, int(round(DEFAULT_RUN_S / step_s, -1)))
+        derived["train.steps"] = f"{steps} ({DEFAULT_RUN_S:.0f} s of training at {step_s:.3f} s a step, timed here)"
     compiled, reason = train.compile == "on", "as configured"
     if train.compile == "auto":
         saving = steps * step_s * (1 - 1 / COMPILE_GAIN)
@@ -195,8 +245,8 @@ def _derive_length_and_compile(parts: Parts) -> None:
         reason = f"an expected {saving:.0f} s saved against about {COMPILE_S:.0f} s of compiling"
     derived["train.compile"] = f"{'on' if compiled else 'off'} ({reason})"
     if compiled:
-        torch._dynamo.config.recompile_limit = 32
-        parts.loss_sum = torch.compile(parts.loss_sum, dynamic=False)
+        forward = cast("Callable[..., Tensor]", torch.compile(parts.model, dynamic=False))
+        parts.loss_sum = make_loss(parts.model, forward)
     parts.compiled = compiled
     changes = {"train.steps": steps, "train.compile": "on" if compiled else "off", "train.dtype": parts.dtype_name}
     parts.config = apply_overrides(config, changes, from_text=False)
@@ -209,14 +259,14 @@ def time_step(parts: Parts) -> float:
     """
     from trimtab.train.loop import micro_batches_of
 
-    sized = apply_overrides(parts.config, {"train.steps": parts.config.train.steps or 1000}, from_text=False)
-    original, parts.config = parts.config, sized
-    micro_batches, num_targets, _, _ = micro_batches_of(parts, sized.train.steps - 1)
+    original = parts.config
+    parts.config = apply_overrides(original, {"train.steps": original.train.steps or 1000}, from_text=False)
+    micro_batches, num_targets, _, _ = micro_batches_of(parts, parts.config.train.steps - 1)
     parts.config = original
     best = float("inf")
     for _ in range(3):
         began = time.perf_counter()
-        train_step(parts.loss_sum, micro_batches, num_targets, parts.weights, parts.optimizers, 0.0, 0.0)
+        train_step(parts.eager_loss_sum, micro_batches, num_targets, parts.weights, parts.optimizers, 0.0, 0.0)
         parts.device.synchronize()
         best = min(best, time.perf_counter() - began)
     for optimizer in parts.optimizers:
@@ -225,37 +275,48 @@ def time_step(parts: Parts) -> float:
     return best
 
 
+def _load_newest(parts: Parts, folder: Path) -> list[tuple[Path, str]]:
+    """Go on from the newest good checkpoint, or from the start where the run was killed before its first one."""
+    found, _, rejected = latest_good(folder)
+    parts.resumed_from = 0
+    if found is None:
+        if rejected:
+            raise CheckpointError(f"No checkpoint of the run is usable (newest: {rejected[0][1]}) Start the run anew.")
+        return []
+    tensors = template(parts.weights, parts.optimizers)
+    meta = load(found, tensors, check_hashes=False)
+    if meta["corpus_key"] != parts.corpus.key:
+        rule = f"must be {meta['corpus_key']}, with which the run began"
+        fix = "bring back the same data and Python version, or start a new run"
+        raise CheckpointError(refusal("The content key of the corpus", parts.corpus.key, rule, fix))
+    parts.progress = restore(tensors, meta, parts.weights)
+    parts.resumed_from = parts.progress.step
+    return rejected
+
+
 def open_run(parts: Parts, run_dir: Path, resume: bool) -> None:
     """Attach records, sinks and checkpoints in `run_dir`; on resume load the newest good checkpoint.
 
     Raises:
-        CheckpointError: there is nothing to resume from, or it is of another architecture.
+        CheckpointError: no checkpoint is usable, or it is of another architecture or corpus.
         StorageError: the folder cannot be written.
     """
     section = parts.config.checkpoint
     parts.run_dir = run_dir
-    folder = run_dir / "checkpoints"
-    rejected: list[tuple[Path, str]] = []
-    if resume:
-        found, _, rejected = latest_good(folder)
-        if found is None:
-            raise CheckpointError(f"There is no complete checkpoint in {str(folder)!r}: start the run anew.")
-        tensors = template(parts.weights, parts.optimizers)
-        meta = load(found, tensors)
-        parts.progress = restore(tensors, meta, parts.weights)
-        parts.resumed_from = parts.progress.step
-    parts.records = RecordWriter(run_dir / "records.jsonl")
-    parts.checkpoints = CheckpointWriter(run_dir, section.keep_last, section.keep_best, section.background)
+    rejected = _load_newest(parts, run_dir / "checkpoints") if resume else []
     settings = {"config": parts.config_toml, "config_hash": parts.config_hash}
     parts.sinks = open_sinks(parts.config.report.sinks, run_dir, run_dir.name, settings)
-    matrix_free = sum(p.numel() for p in parts.model.parameters())
+    parts.records = RecordWriter(run_dir / "records.jsonl")
+    parts.writer = CheckpointWriter(run_dir, section.keep_last, section.keep_best, section.background)
+    num_params = sum(parameter.numel() for parameter in parts.model.parameters())
+    tables = parts.arch.num_params() - parts.arch.num_params_non_embedding()
     parts.write(
         RunStart(
             run_name=run_dir.name,
             config_hash=parts.config_hash,
             resumed_from_step=parts.resumed_from,
-            num_params=matrix_free,
-            num_params_non_embedding=int(parts.architecture.get("num_params_non_embedding", 0)),
+            num_params=num_params,
+            num_params_non_embedding=num_params - tables,
             tokens_per_step=parts.config.train.batch_tokens,
             num_steps=parts.config.train.steps,
             flops_per_token=parts.flops_per_token(parts.config.data.sequence_length),
@@ -265,7 +326,7 @@ def open_run(parts: Parts, run_dir: Path, resume: bool) -> None:
             dtype=parts.dtype_name,
             compiled=parts.compiled,
             derived=parts.derived,
-            bytes_per_token=parts.corpus.val_bytes_per_token,
+            bytes_per_token=parts.corpus.bytes_per_token_val,
         )
     )
     for path, why in rejected:

@@ -9,6 +9,7 @@ the evaluation of the same step, so `keep_best` knows its loss.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
 import time
@@ -67,7 +68,7 @@ def micro_batches_of(parts: Parts, step: int) -> tuple[list[MicroBatch], int, in
     for start in range(0, batch.tokens.shape[0], rows):
         part = slice(start, start + rows)
         found.append(to_micro_batch(parts, batch, part))
-    return found, int(np.count_nonzero(batch.targets >= 0)), num_tokens, length
+    return found, batch.num_targets, num_tokens, length
 
 
 def to_micro_batch(parts: Parts, batch: Any, part: slice) -> MicroBatch:
@@ -85,21 +86,20 @@ def evaluate(parts: Parts) -> Evaluation:
     """Mean loss and bits per byte on the held-out documents, the same tokens each time."""
     began = time.perf_counter()
     parts.model.eval()
-    total, count, num_tokens = 0.0, 0, 0
+    total, count = 0.0, 0
     with torch.no_grad():
         for batch in parts.validation_batches():
             micro_batch = to_micro_batch(parts, batch, slice(None))
-            total += float(parts.loss_sum(micro_batch))
-            count += int(np.count_nonzero(batch.targets >= 0))
-            num_tokens += batch.tokens.size
+            total += float(parts.eager_loss_sum(micro_batch))
+            count += batch.num_targets
     parts.model.train()
     loss = total / max(1, count)
     progress = parts.progress
     return Evaluation(
         step=progress.step,
         loss=loss,
-        bits_per_byte=loss / math.log(2) / parts.corpus.val_bytes_per_token,
-        num_tokens=num_tokens,
+        bits_per_byte=loss / math.log(2) / parts.corpus.bytes_per_token_val,
+        num_tokens=count,
         duration_s=time.perf_counter() - began,
         train_s=progress.train_s,
         total_tokens=progress.total_tokens,
@@ -164,7 +164,8 @@ def one_step(parts: Parts) -> tuple[Step, StepResult]:
 def request_checkpoint(parts: Parts, reason: str, val_loss: float | None = None) -> None:
     """Ask for a checkpoint of this very state."""
     tensors = capture_tensors(parts.weights, parts.optimizers)
-    meta = capture_meta(parts.progress, parts.config_toml, parts.config_hash, parts.architecture)
+    architecture = dataclasses.asdict(parts.arch)
+    meta = capture_meta(parts.progress, parts.config_toml, parts.config_hash, architecture, parts.corpus.key)
     parts.checkpoints.request(parts.progress.step, tensors, meta, reason, val_loss)
 
 
@@ -189,15 +190,16 @@ def run_loop(parts: Parts, view: ProgressView) -> RunEnd:
     """
     config, progress = parts.config, parts.progress
     num_steps, outcome, reason = config.train.steps, "finished", ""
-    began, startup_s = time.perf_counter(), 0.0
-    saved_step = progress.step if parts.resumed_from >= 0 else -1
+    began = time.perf_counter()
+    saved_step = progress.step if parts.resumed_from > 0 else -1
     if progress.step == 0:
-        parts.write(evaluate(parts))
+        first = evaluate(parts)
+        parts.write(first)
+        view.evaluation(first)
+    startup_s = time.time() - parts.started_s
     with StopSignal() as stop:
         while progress.step < num_steps:
             record, result = one_step(parts)
-            if not startup_s:
-                startup_s = parts.seconds_since_start()
             parts.write(record)
             view.step(record)
             if not result.applied:

@@ -60,7 +60,7 @@ class MasterWeights:
     ) -> None:
         named = list(model.named_parameters())
         self.names = [name for name, _ in named]
-        self.params = [parameter for _, parameter in named]
+        self.params: list[Tensor] = [parameter for _, parameter in named]
         self.is_copy = compute_dtype != torch.float32
         if self.is_copy:
             self.masters: list[Tensor] = [parameter.detach().float().clone() for parameter in self.params]

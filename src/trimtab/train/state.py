@@ -43,7 +43,7 @@ def capture_tensors(weights: MasterWeights, optimizers: list[torch.optim.Optimiz
 
 
 def capture_meta(
-    progress: Progress, config_toml: str, config_hash: str, architecture: dict[str, Any]
+    progress: Progress, config_toml: str, config_hash: str, architecture: dict[str, Any], corpus_key: str
 ) -> dict[str, Any]:
     """The JSON-able part of the run's state."""
     version, internal, gauss = random.getstate()
@@ -55,6 +55,7 @@ def capture_meta(
         "config_toml": config_toml,
         "config_hash": config_hash,
         "architecture": architecture,
+        "corpus_key": corpus_key,
         "random_python": [version, list(internal), gauss],
         "random_numpy": {**legacy, "state": {**legacy["state"], "key": legacy["state"]["key"].tolist()}},
     }

@@ -75,7 +75,7 @@ def train_step(
     total = torch.zeros((), dtype=torch.float32, device=micro_batches[0].tokens.device)
     for micro_batch in micro_batches:
         loss = loss_sum(micro_batch) / num_targets
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         weights.accumulate()
         total += loss.detach()
 
