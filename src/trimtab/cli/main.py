@@ -13,7 +13,10 @@ from typing import Annotated
 import typer
 
 import trimtab
+from trimtab.cli.compare import compare
 from trimtab.cli.config import config_app
+from trimtab.cli.doctor import doctor
+from trimtab.cli.report import report
 from trimtab.cli.train import train
 from trimtab.core.errors import TrimtabError, nearest
 
@@ -25,9 +28,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.add_typer(config_app, name="config")
 _FREE_FORM = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command(context_settings=_FREE_FORM)(train)
+app.command()(report)
+app.command()(compare)
+app.command()(doctor)
+app.add_typer(config_app, name="config")
 
 
 def _show_version(wanted: bool) -> None:

@@ -25,7 +25,8 @@ from trimtab.core.errors import ConfigError, nearest, refusal
 
 _AUTO = ((5e12, "llama-5m"), (5e13, "llama-30m"), (5e14, "llama-100m"), (float("inf"), "llama-300m"))
 """Preset for `auto` by the machine's GEMM rate (FLOP/s): the largest of our ladder that falls well under 3 nats per
-token on the default corpus in about three minutes. Two server cores measure 0.3e12 (AVX512) to 2.3e12 (AMX) in bf16; an H200 about 7e14."""
+token on the default corpus in about three minutes. Two server cores measure 0.3e12 (AVX512) to 2.3e12 (AMX) in bf16,
+an H200 about 7e14."""
 _ROPE_SCALING_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _FEATURE_TILE = 64
 

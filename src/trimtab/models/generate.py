@@ -17,25 +17,25 @@ from trimtab.models.llama import Llama
 
 
 class KVCache:
-    """Keys and values of one layer, [B, G, S, K] each, filled from the left."""
+    """Keys and values of one layer, [B, S, G, K] each, filled from the left."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self._keys, self._values = keys, values
         self._length = 0
 
-    def extend(self, keys_BGTK: Tensor, values_BGTK: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, keys_BTGK: Tensor, values_BTGK: Tensor) -> tuple[Tensor, Tensor]:
         """Append; returns all keys and values so far."""
-        end = self._length + keys_BGTK.shape[2]
-        self._keys[:, :, self._length : end] = keys_BGTK
-        self._values[:, :, self._length : end] = values_BGTK
+        end = self._length + keys_BTGK.shape[1]
+        self._keys[:, self._length : end] = keys_BTGK
+        self._values[:, self._length : end] = values_BTGK
         self._length = end
-        return self._keys[:, :, :end], self._values[:, :, :end]
+        return self._keys[:, :end], self._values[:, :end]
 
 
 def make_caches(model: Llama, batch_size: int, max_length: int) -> list[KVCache]:
     """One empty cache per layer, in the weights' type and place."""
     arch, weight = model.arch, model.embedding.weight
-    shape = (batch_size, arch.num_kv_heads, max_length, arch.head_dim)
+    shape = (batch_size, max_length, arch.num_kv_heads, arch.head_dim)
     return [KVCache(weight.new_empty(shape), weight.new_empty(shape)) for _ in range(arch.num_layers)]
 
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,14 +38,23 @@ from torch.utils.checkpoint import checkpoint
 
 from trimtab.core.errors import ConfigError, refusal
 from trimtab.models.architecture import Architecture
+from trimtab.models.attention import attention, causal_bias, prefers_batched
 
 
 class LayerCache(Protocol):
     """Keys and values of the tokens before this forward, for one layer (see `models.generate`)."""
 
-    def extend(self, keys_BGTK: Tensor, values_BGTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Append to the cache; returns all keys and values so far, each [B, G, S, K]."""
+    def extend(self, keys_BTGK: Tensor, values_BTGK: Tensor) -> tuple[Tensor, Tensor]:
+        """Append to the cache; returns all keys and values so far, each [B, S, G, K]."""
         ...
+
+
+class Visibility(NamedTuple):
+    """Which tokens a token may look at, in the form that `models.attention` takes."""
+
+    mask: Tensor | None
+    is_causal: bool
+    bias: Tensor | None
 
 
 class Linear(nn.Linear):
@@ -129,9 +138,7 @@ class Attention(nn.Module):
         self.query_norm = RMSNorm(arch.head_dim, arch.norm_eps, device) if arch.qk_norm else None
         self.key_norm = RMSNorm(arch.head_dim, arch.norm_eps, device) if arch.qk_norm else None
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, is_causal: bool, cache: LayerCache | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, seen: Visibility, cache: LayerCache | None = None) -> Tensor:
         """`x` [B, T, D] -> [B, T, D]."""
         B, T, _ = x.shape
         num_qk = self.num_heads + self.num_kv_heads
@@ -141,12 +148,9 @@ class Attention(nn.Module):
             q, k = qk.split((self.num_heads, self.num_kv_heads), dim=2)
             qk = torch.cat((self.query_norm(q), self.key_norm(k)), dim=2)
         q, k = rotate(qk, cos, sin).split((self.num_heads, self.num_kv_heads), dim=2)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [B, H or G, T, K]
         if cache is not None:
             k, v = cache.extend(k, v)
-        grouped = self.num_kv_heads < self.num_heads
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=grouped)
-        return self.output(y.transpose(1, 2).reshape(B, T, -1))
+        return self.output(attention(q, k, v, seen.mask, seen.is_causal, seen.bias))
 
 
 class FeedForward(nn.Module):
@@ -179,11 +183,9 @@ class Block(nn.Module):
         self.feed_forward_norm = RMSNorm(arch.dim, arch.norm_eps, device)
         self.feed_forward = FeedForward(arch, device)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, is_causal: bool, cache: LayerCache | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, seen: Visibility, cache: LayerCache | None = None) -> Tensor:
         """`x` [B, T, D] -> [B, T, D]."""
-        x = x + self.attention(self.attention_norm(x), cos, sin, mask, is_causal, cache)
+        x = x + self.attention(self.attention_norm(x), cos, sin, seen, cache)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
@@ -273,13 +275,15 @@ class Llama(nn.Module):
         mask = None if segments is None else segment_mask(segments)
         if mask is None and start > 0 and T > 1:  # a chunk after a cached prefix
             mask = torch.ones(T, start + T, dtype=torch.bool, device=x.device).tril(start)
-        is_causal = mask is None and start == 0
+        batched = caches is None and prefers_batched(x)
+        bias = causal_bias(T, mask, x) if batched else None
+        seen = Visibility(mask, is_causal=mask is None and start == 0, bias=bias)
         for index, block in enumerate(self.layers):
             cache = caches[index] if caches is not None else None
             if self.activation_checkpointing and cache is None and torch.is_grad_enabled():
-                x = checkpoint(block, x, cos, sin, mask, is_causal, None, use_reentrant=False)
+                x = checkpoint(block, x, cos, sin, seen, use_reentrant=False)
             else:
-                x = block(x, cos, sin, mask, is_causal, cache)
+                x = block(x, cos, sin, seen, cache)
         return self.norm(x)
 
     def set_activation_checkpointing(self, on: bool) -> None:
