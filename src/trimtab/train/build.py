@@ -171,7 +171,6 @@ def build(config: RunConfig, say: Callable[[str], None], bar: Bar | None = None,
     derived: dict[str, str] = {}
     device = select_device(config.device)
     derived["device.name"] = f"{device.name} ({device.describe()})"
-    device.seed_all(config.train.seed)
     dtype_name, why = pick_dtype(device) if config.train.dtype == "auto" else (config.train.dtype, "as configured")
     derived["train.dtype"] = f"{dtype_name} ({why})"
     peak = machine_peak(device, dtype_name)
@@ -209,6 +208,7 @@ def build(config: RunConfig, say: Callable[[str], None], bar: Bar | None = None,
         started_s=started_s or time.time(),
     )
     _derive_length_and_compile(parts)
+    device.seed_all(config.train.seed)  # after all that may or may not draw, such as measuring products
     parts.config_toml, parts.config_hash = to_toml(parts.config), config_hash(parts.config)
     return parts
 
