@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import fcntl
+import itertools
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,6 +56,13 @@ def lock_run(run_dir: Path) -> Any:
             f"The run directory {str(run_dir)!r} is in use by another process: choose another --run.name or wait."
         ) from None
     return handle
+
+
+def _fresh_name(folder: Path) -> str:
+    """The date and time, with a number where a run of that second exists already."""
+    stem = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return next(name for name in names if not (folder / name).exists())
 
 
 def find_run(config: RunConfig) -> Path:
@@ -165,18 +174,23 @@ def train(
     lock = None
     if not dry_run:
         if not resume:
-            name = config.run.name or datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-            run_dir = Path(config.run.dir) / name
-            config = apply_overrides(config, {"run.name": name})
+            run_dir = Path(config.run.dir) / (config.run.name or _fresh_name(Path(config.run.dir)))
+            config = apply_overrides(config, {"run.name": run_dir.name})
         lock = lock_run(run_dir)
         if not resume and (run_dir / "records.jsonl").exists():
             raise UserError(
                 f"The run {run_dir.name!r} exists already in {config.run.dir!r}: choose another --run.name, or go on "
                 f"with it by `trimtab train --resume --run.name {run_dir.name}`."
             )
-    _train(config, run_dir, resume, dry_run, json_, console)
-    if lock is not None:
-        lock.close()
+    try:
+        _train(config, run_dir, resume, dry_run, json_, console)
+    except UserError:
+        if lock is not None and not resume and os.listdir(run_dir) == [".lock"]:
+            shutil.rmtree(run_dir, ignore_errors=True)  # refused before anything was written: leave no empty run
+        raise
+    finally:
+        if lock is not None:
+            lock.close()
 
 
 train.__doc__ = help_text()

@@ -46,7 +46,9 @@ def tiles(run: RunView) -> list[tuple[str, str, str]]:
         found.append(("energy", format_energy(energy), f"{steps[-1].energy_kind}; steps only"))
         if run.price_per_hour:
             cost = train_s / 3600 * run.price_per_hour
-            found.append(("cost", f"${cost:,.2f}" if cost >= 1 else f"${cost:.4f}", f"at ${run.price_per_hour:g} an hour"))
+            found.append(
+                ("cost", f"${cost:,.2f}" if cost >= 1 else f"${cost:.4f}", f"at ${run.price_per_hour:g} an hour")
+            )
     if end:
         found.append(("outcome", end.outcome.replace("_", " "), end.reason))
     return found

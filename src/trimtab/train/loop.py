@@ -9,6 +9,7 @@ the evaluation of the same step, so `keep_best` knows its loss.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import signal
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trimtab.core.errors import RunError
+from trimtab.core.errors import RunError, StorageError, TrimtabError
 from trimtab.core.records import Decision, Evaluation, Fault, Record, RunEnd, Sample, Step
 from trimtab.train.build import Parts
 from trimtab.train.progress import ProgressView
@@ -186,59 +187,70 @@ def run_loop(parts: Parts, view: ProgressView) -> RunEnd:
     """Train until the end, the target loss, or a signal; returns the closing record (already written).
 
     Raises:
-        RunError: training cannot go on; the records and the last checkpoint are safe.
+        TrimtabError: training cannot go on; the records and the last checkpoint are safe.
     """
-    config, progress = parts.config, parts.progress
-    num_steps, outcome, reason = config.train.steps, "finished", ""
     began = time.perf_counter()
-    saved_step = progress.step if parts.resumed_from > 0 else -1
+    progress = parts.progress
     if progress.step == 0:
-        first = evaluate(parts)
-        parts.write(first)
-        view.evaluation(first)
+        _evaluate_and_show(parts, view)
     startup_s = time.time() - parts.started_s
-    with StopSignal() as stop:
-        while progress.step < num_steps:
-            record, result = one_step(parts)
-            parts.write(record)
-            view.step(record)
-            if not result.applied:
-                for item in _skipped(parts, result):
-                    parts.write(item)
-            val_loss = None
-            if _is_due(progress.step, config.evaluate.every, num_steps):
-                evaluation = evaluate(parts)
-                parts.write(evaluation)
-                view.evaluation(evaluation)
-                val_loss = evaluation.loss
-                progress.best_val_loss = min(progress.best_val_loss, val_loss)
-            reached = val_loss is not None and 0 < val_loss <= config.train.target_loss
-            if stop.name or reached or _is_due(progress.step, config.checkpoint.every, num_steps):
-                why = "signal" if stop.name else ("final" if reached or progress.step == num_steps else "periodic")
-                request_checkpoint(parts, why, val_loss)
-                saved_step = progress.step
-            parts.write_finished_checkpoints()
-            if stop.name:
-                outcome, reason = "interrupted", f"{stop.name} at step {progress.step}"
-                break
-            if reached:
-                outcome, reason = "target_reached", f"validation loss {val_loss:.4f} <= {config.train.target_loss}"
-                break
-        parts.checkpoints.wait()
-    parts.write_finished_checkpoints()
-    assert saved_step == progress.step or num_steps == 0
-    end = RunEnd(
-        step=progress.step,
-        outcome=outcome,
-        reason=reason,
-        train_s=progress.train_s,
-        wall_s=time.perf_counter() - began,
-        startup_s=startup_s,
-    )
-    if outcome != "interrupted":
-        write_sample(parts, view)
-    parts.write(end)
-    return end
+
+    def end(outcome: str, reason: str) -> RunEnd:
+        wall_s = time.perf_counter() - began
+        step, train_s = progress.step, progress.train_s
+        record = RunEnd(step=step, outcome=outcome, reason=reason, train_s=train_s, wall_s=wall_s, startup_s=startup_s)
+        parts.write(record)
+        return record
+
+    try:
+        with StopSignal() as stop:
+            outcome, reason = _steps(parts, view, stop)
+            try:
+                parts.checkpoints.wait()
+            finally:
+                parts.write_finished_checkpoints()
+        if outcome != "interrupted":
+            write_sample(parts, view)
+    except TrimtabError as error:
+        with contextlib.suppress(StorageError):  # a full disk may have no room for the last word either
+            end("failed", str(error))
+        raise
+    return end(outcome, reason)
+
+
+def _steps(parts: Parts, view: ProgressView, stop: StopSignal) -> tuple[str, str]:
+    """All steps that are left; returns the outcome and its reason."""
+    config, progress = parts.config, parts.progress
+    num_steps = config.train.steps
+    while progress.step < num_steps:
+        record, result = one_step(parts)
+        parts.write(record)
+        view.step(record)
+        if not result.applied:
+            for item in _skipped(parts, result):
+                parts.write(item)
+        val_loss = None
+        if _is_due(progress.step, config.evaluate.every, num_steps):
+            val_loss = _evaluate_and_show(parts, view)
+        reached = val_loss is not None and val_loss <= config.train.target_loss
+        if stop.name or reached or _is_due(progress.step, config.checkpoint.every, num_steps):
+            why = "signal" if stop.name else ("final" if reached or progress.step == num_steps else "periodic")
+            request_checkpoint(parts, why, val_loss)
+        parts.write_finished_checkpoints()
+        if reached:
+            return "target_reached", f"validation loss {val_loss:.4f} <= {config.train.target_loss}"
+        if stop.name and progress.step < num_steps:
+            return "interrupted", f"{stop.name} at step {progress.step}"
+    return "finished", ""
+
+
+def _evaluate_and_show(parts: Parts, view: ProgressView) -> float:
+    """Evaluate, record, show; returns the validation loss."""
+    evaluation = evaluate(parts)
+    parts.write(evaluation)
+    view.evaluation(evaluation)
+    parts.progress.best_val_loss = min(parts.progress.best_val_loss, evaluation.loss)
+    return evaluation.loss
 
 
 def write_sample(parts: Parts, view: ProgressView) -> None:
