@@ -1,10 +1,17 @@
-"""What the three arms share: the same tokens, the same validation windows, the same clock, the same result line."""
+"""What the arms share: the same tokens, the same validation windows, the same clock, the same turns, the same result.
+
+Every arm is its own process. The driver lets them run in turns of a few steps each (`Settings.turn_steps`), so that a
+noisy neighbour or a clock change hits all of them alike; only the arm whose turn it is computes. The clock runs inside
+steps only: waiting for a turn and evaluating are outside it, in every arm.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +39,14 @@ class Settings:
     lr: float
     seed: int
     eval_every: int
+    """Steps between evaluations; 0: none."""
     val_windows: int
     corpus: str
     """Folder with train.npy and val.npy (token ids)."""
+    turn_steps: int = 10
+    compiled: bool = False
+    data_path: str = ""
+    """Source text, for the arm that reads it itself."""
 
 
 def windows(path: Path) -> Tensor:
@@ -43,45 +55,46 @@ def windows(path: Path) -> Tensor:
     return tokens.unfold(0, SEQUENCE_LENGTH + 1, SEQUENCE_LENGTH)
 
 
-class Watch:
-    """Counts training seconds only; evaluations are outside the clock in every arm."""
+@dataclass
+class Clock:
+    """Turns, step times and the validation curve of one arm."""
 
-    def __init__(self) -> None:
-        self.train_s = 0.0
-        self._began = 0.0
+    settings: Settings
+    loss_of: Callable[[Tensor, Tensor], Tensor]
+    """(tokens, targets) -> summed loss (nats), evaluation mode."""
+    val: Tensor
+    setup_s: float = 0.0
+    """Compiling, before the first step (seconds)."""
+    step_s: list[float] = field(default_factory=list)
+    curve: list[dict[str, float]] = field(default_factory=list)
+
+    def wait_for_turn(self) -> None:
+        """Announce readiness and block until the driver says go; call before each step."""
+        if len(self.step_s) % self.settings.turn_steps == 0:
+            print("READY", flush=True)
+            if not sys.stdin.readline():
+                sys.exit(1)
 
     def start(self) -> None:
+        """A step begins."""
         self._began = time.perf_counter()
 
     def stop(self) -> None:
-        self.train_s += time.perf_counter() - self._began
+        """A step ended; evaluates when due."""
+        self.step_s.append(time.perf_counter() - self._began)
+        step, every = len(self.step_s), self.settings.eval_every
+        if every and (step % every == 0 or step == self.settings.steps):
+            self.curve.append({"step": step, "train_s": sum(self.step_s), "loss": self.evaluate()})
 
+    def evaluate(self) -> float:
+        """Mean validation loss (nats per token)."""
+        total = 0.0
+        with torch.no_grad():
+            for rows in self.val.split(BATCH_SEQUENCES):
+                total += float(self.loss_of(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))
+        return total / (self.val.shape[0] * SEQUENCE_LENGTH)
 
-def mean_loss(loss_of, val: Tensor) -> float:
-    """Mean validation loss (nats per token) by `loss_of(tokens, targets) -> summed loss`, without gradients."""
-    total = 0.0
-    with torch.no_grad():
-        for rows in val.split(BATCH_SEQUENCES):
-            total += float(loss_of(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))
-    return total / (val.shape[0] * SEQUENCE_LENGTH)
-
-
-def print_result(
-    settings: Settings, curve: list[dict[str, float]], step_s: list[float], extra: dict[str, object]
-) -> None:
-    """The one line of JSON that the driver reads."""
-    warm = sorted(step_s[len(step_s) // 10 :])
-    median_s = warm[len(warm) // 2]
-    body = {
-        "arm": settings.arm,
-        "dim": settings.dim,
-        "lr": settings.lr,
-        "seed": settings.seed,
-        "steps": settings.steps,
-        "curve": curve,
-        "median_step_s": median_s,
-        "tokens_per_s": TOKENS_PER_STEP / median_s,
-        "mean_tokens_per_s": TOKENS_PER_STEP * len(step_s) / sum(step_s),
-        **extra,
-    }
-    print("RESULT " + json.dumps(body), flush=True)
+    def print_result(self, **extra: object) -> None:
+        """The one line of JSON that the driver reads."""
+        body = {"curve": self.curve, "step_s": self.step_s, "setup_s": self.setup_s, **extra}
+        print("RESULT " + json.dumps(body), flush=True)

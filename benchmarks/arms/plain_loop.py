@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import torch
-from common import BATCH_SEQUENCES, SHAPES, VOCAB_SIZE, Settings, Watch, mean_loss, print_result, windows
+from common import BATCH_SEQUENCES, SHAPES, VOCAB_SIZE, Clock, Settings, windows
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -63,7 +63,7 @@ class Model(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
 
 
-def run(settings: Settings, compiled: bool) -> None:
+def run(settings: Settings) -> None:
     """Train one model and print the result line."""
     torch.manual_seed(settings.seed)
     shape = SHAPES[settings.dim]
@@ -72,7 +72,7 @@ def run(settings: Settings, compiled: bool) -> None:
     rest = [p for n, p in model.named_parameters() if p.dim() != 2 or "embed" in n]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95), fused=True)
-    forward = torch.compile(model) if compiled else model
+    forward = torch.compile(model) if settings.compiled else model
     folder = Path(settings.corpus)
     train, val = windows(folder / "train.npy"), windows(folder / "val.npy")[: settings.val_windows]
     generator = torch.Generator().manual_seed(settings.seed)
@@ -88,18 +88,18 @@ def run(settings: Settings, compiled: bool) -> None:
         rows = train[index]
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
-    compile_began = time.perf_counter()
-    if compiled:  # compile on real shapes before the clock starts; gradients are thrown away
+    clock = Clock(settings, loss_of, val)
+    if settings.compiled:  # on real shapes before the clock starts; the gradients are thrown away
+        began = time.perf_counter()
         tokens, targets = batch(0)
         (loss_of(tokens, targets) / targets.numel()).backward()
         optimizer.zero_grad()
         with torch.no_grad():
             loss_of(tokens, targets)
-    compile_s = time.perf_counter() - compile_began if compiled else 0.0
-    watch, curve, step_s = Watch(), [], []
+        clock.setup_s = time.perf_counter() - began
     for step in range(settings.steps):
-        watch.start()
-        began = time.perf_counter()
+        clock.wait_for_turn()
+        clock.start()
         progress = max(0.0, (step - warmup) / max(1, settings.steps - warmup))
         scale = (step + 1) / warmup if step < warmup else 0.5 * (1 + math.cos(math.pi * progress))
         for group in optimizer.param_groups:
@@ -111,8 +111,5 @@ def run(settings: Settings, compiled: bool) -> None:
         optimizer.step()
         optimizer.zero_grad()
         loss.item()
-        watch.stop()
-        step_s.append(time.perf_counter() - began)
-        if (step + 1) % settings.eval_every == 0 or step + 1 == settings.steps:
-            curve.append({"step": step + 1, "train_s": watch.train_s, "loss": mean_loss(loss_of, val)})
-    print_result(settings, curve, step_s, {"compiled": compiled, "compile_s": compile_s})
+        clock.stop()
+    clock.print_result()
