@@ -7,7 +7,8 @@ All arms learn the same tokens (this Python's standard library, 4,096 BPE tokens
 sequences of 256 tokens a step, bf16, on the same cores. They run as separate processes in turns of a few steps
 (`arms/common.py`), so drift of the machine hits all alike. Ratios are taken turn by turn and reported as median and
 spread. Peers get the better of eager and compiled, and their own tuned learning rate; their compile time is not
-counted, trimtab's is.
+counted, trimtab's is. The machine's own rate of bf16 products is measured after each round of turns: on a shared machine it
+changes by several times within minutes, so a share of it means something only side by side.
 
 Writes a JSON file that `benchmarks/results/schema.json` describes.
 """
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,8 @@ from common import SHAPES, TOKENS_PER_STEP, VOCAB_SIZE, Settings
 
 from trimtab.config.sections import DataSection, DeviceSection
 from trimtab.data import prepare_corpus
-from trimtab.device import machine_peak, select_device
+from trimtab.device import machine_peak, measure_gemm, select_device
+from trimtab.device.gemm import CPU_SHAPES
 from trimtab.estimate.flops import train_flops_per_token
 from trimtab.hardware import probe
 from trimtab.models.architecture import get_preset
@@ -90,14 +93,15 @@ class Arm:
         return self.next()
 
 
-def race(settings: list[Settings]) -> list[dict[str, Any]]:
-    """Run arms in turns; returns their results in order."""
+def race(settings: list[Settings], between: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+    """Run arms in turns; returns their results in order. `between` is called after each round."""
     arms = []
     for one in settings:  # each sets up (and compiles) alone
         arms.append(Arm(one))
     running = list(arms)
     while running:
         running = [arm for arm in running if arm.turn()]
+        between()
     return [{"arm": arm.label, "lr": arm.settings.lr, "seed": arm.settings.seed, **arm.result} for arm in arms]
 
 
@@ -117,7 +121,14 @@ def speed(dim: int, turns: int, turn_steps: int, corpus: str) -> dict[str, Any]:
         for arm in ("hf_trainer", "plain_loop", "trimtab_plain")
         for compiled in (False, True)
     ]
-    results = race(plan)
+    device = select_device(DeviceSection())
+    products: list[float] = []
+
+    def measure_products() -> None:
+        rate = max(measure_gemm(device, torch.bfloat16, shape, budget_s=0.1) for shape in CPU_SHAPES)
+        products.append(rate)
+
+    results = race(plan, measure_products)
     rates = {result["arm"].replace("_plain", ""): turn_rates(result, turn_steps) for result in results}
     medians = {name: statistics.median(values) for name, values in rates.items()}
     peer = max((name for name in medians if not name.startswith("trimtab")), key=lambda name: medians[name])
@@ -127,7 +138,7 @@ def speed(dim: int, turns: int, turn_steps: int, corpus: str) -> dict[str, Any]:
         vocab_size=VOCAB_SIZE, num_kv_heads=SHAPES[dim]["num_heads"], **SHAPES[dim]
     )
     flops = train_flops_per_token(shape, 256)
-    peak = results[-1]["peak_flops"]
+    products = products[1 : 1 + len(ratios)]
     ours = [result for result in results if result["arm"].startswith("trimtab")]
     data_share = statistics.median(
         d / s for result in ours for d, s in zip(result["data_s"], result["step_s"], strict=True)
@@ -140,8 +151,11 @@ def speed(dim: int, turns: int, turn_steps: int, corpus: str) -> dict[str, Any]:
         "best_peer": peer,
         "best_own": own,
         "ratio": {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)},
-        "gemm_flops_per_s": peak,
-        "share_of_gemm_rate": {name: medians[name] * flops / peak for name in medians},
+        "gemm_flops_per_s": {"median": statistics.median(products), "turns": products},
+        "share_of_gemm_rate": {
+            name: statistics.median(rate * flops / product for rate, product in zip(values, products, strict=True))
+            for name, values in rates.items()
+        },
         "loader_share_of_step": data_share,
     }
 
