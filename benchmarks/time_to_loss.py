@@ -7,8 +7,8 @@ All arms learn the same tokens (this Python's standard library, 4,096 BPE tokens
 sequences of 256 tokens a step, bf16, on the same cores. They run as separate processes in turns of a few steps
 (`arms/common.py`), so drift of the machine hits all alike. Ratios are taken turn by turn and reported as median and
 spread. Peers get the better of eager and compiled, and their own tuned learning rate; their compile time is not
-counted, trimtab's is. The machine's own rate of bf16 products is measured after each round of turns: on a shared machine it
-changes by several times within minutes, so a share of it means something only side by side.
+counted, trimtab's is. The machine's own rate of bf16 products is measured after each round of turns: on a shared
+machine it changes by several times within minutes, so a share of it means something only side by side.
 
 Writes a JSON file that `benchmarks/results/schema.json` describes.
 """
@@ -299,7 +299,7 @@ def main() -> None:
             result["speed"] = [speed(256, 3 if arguments.quick else 20, 5, folder)]
             if not arguments.quick:
                 result["speed"].append(speed(512, 12, 3, folder))
-        # At these lengths compiling does not pay for itself; `train.compile = auto` leaves it off as well.
+        # For trimtab, whose compile time counts, compiling does not pay at these lengths; `auto` leaves it off too.
         compiled = dict.fromkeys(ARMS, False)
         if arguments.only != "speed":
             if arguments.quick:
@@ -307,8 +307,9 @@ def main() -> None:
                 result["to_loss"] = [to_loss(256, 80, [0], rates, folder, 48, compiled)]
             else:
                 if arguments.only is None:
-                    peer = result["speed"][0]["best_peer"]
-                    compiled["plain_loop"] = peer == "plain_loop_compiled"
+                    rates = {name: body["median"] for name, body in result["speed"][0]["tokens_per_s"].items()}
+                    for arm in ("hf_trainer", "plain_loop"):  # each peer in its faster form
+                        compiled[arm] = rates[f"{arm}_compiled"] > rates[arm]
                 tuned = tune(256, arguments.steps // 2, folder, 160)
                 result["tuning"] = tuned
                 seeds = list(range(arguments.seeds))
