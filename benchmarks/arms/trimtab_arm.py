@@ -14,8 +14,9 @@ import torch
 from common import SEQUENCE_LENGTH, SHAPES, TOKENS_PER_STEP, VOCAB_SIZE, Clock, Settings, windows
 
 from trimtab.config import load_config
-from trimtab.train.build import Parts, build
+from trimtab.train.build import build
 from trimtab.train.loop import one_step
+from trimtab.train.parts import Parts
 from trimtab.train.step import MicroBatch, train_step
 
 SCHEDULE = {

@@ -14,6 +14,7 @@ Limits: samples go to TensorBoard as text, to the others not at all.
 from __future__ import annotations
 
 import math
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -115,18 +116,20 @@ class WandbSink(Sink):
 
 @SINKS.add("mlflow")
 class MlflowSink(Sink):
-    """MLflow; a SQLite file in the run directory unless `MLFLOW_TRACKING_URI` names a server."""
+    """MLflow; a SQLite file beside the runs, `runs/mlflow.db`, unless `MLFLOW_TRACKING_URI` names a server."""
 
     name = "mlflow"
 
     def __init__(self, run_dir: Path, run_name: str, config: Mapping[str, str]) -> None:
         mlflow = need("mlflow", "mlflow", "The MLflow sink")
         if not mlflow.environment_variables.MLFLOW_TRACKING_URI.is_set():
-            mlflow.set_tracking_uri(f"file://{(run_dir / 'mlflow').absolute()}")
+            mlflow.set_tracking_uri(f"sqlite:///{(run_dir.parent / 'mlflow.db').absolute()}")
         mlflow.set_experiment(PROJECT)
         self._mlflow = mlflow
         mlflow.start_run(run_name=run_name)
-        mlflow.log_text(config["config"], "config.toml")
+        sections = tomllib.loads(config["config"])
+        fields = {f"{name}.{key}": value for name, body in sections.items() for key, value in body.items()}
+        mlflow.log_params(fields)
         mlflow.set_tag("config_hash", config["config_hash"])
 
     def write(self, record: Record) -> None:

@@ -9,33 +9,30 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trimtab.checkpoint import CheckpointWriter, latest_good, load
 from trimtab.config import RunConfig, apply_overrides, config_hash, to_toml
 from trimtab.core.errors import CheckpointError, refusal
-from trimtab.core.records import Fault, Record, RecordWriter, RunStart
+from trimtab.core.records import Fault, RecordWriter, RunStart
 from trimtab.core.units import format_bytes, format_count
-from trimtab.data import Batch, Corpus, Loader, prepare_corpus, validation_batches
+from trimtab.data import Corpus, Loader, prepare_corpus
 from trimtab.data.cache import cache_root, digest_of
-from trimtab.device import Device, Meter, machine_peak, pick_dtype, select_device
-from trimtab.estimate.flops import train_flops_per_token
-from trimtab.models.architecture import Architecture, auto_preset
+from trimtab.device import Meter, machine_peak, pick_dtype, select_device
+from trimtab.models.architecture import auto_preset
 from trimtab.models.build import build_model, model_tokenizer
-from trimtab.models.generate import generate
-from trimtab.models.loss import linear_cross_entropy
 from trimtab.models.roles import parameter_roles, split_sizes
-from trimtab.report.sinks import Sink, check_sinks, open_sinks
+from trimtab.report.sinks import check_sinks, open_sinks
 from trimtab.train.optim import MasterWeights, build_optimizers
+from trimtab.train.parts import Parts, make_loss, micro_batches_of
 from trimtab.train.schedule import steps_for_tokens
-from trimtab.train.state import Progress, restore, template
-from trimtab.train.step import MicroBatch, train_step
+from trimtab.train.state import restore, template
+from trimtab.train.step import train_step
 
 Bar = Callable[[str, float, float], None]
 """Shows progress of long work: (what, done, total)."""
@@ -47,112 +44,6 @@ COMPILE_GAIN = 1.2
 """What compiling gains on two cores (measured: 137 against 112 ms a step at 5M parameters)."""
 COMPILE_MARGIN = 2.0
 """`auto` compiles when the time saved, (1 - 1 / gain) of the run, exceeds the cost by this factor."""
-
-
-@dataclass
-class Parts:
-    """All that the loop works with."""
-
-    config: RunConfig
-    """Resolved: nothing in it is derived any more."""
-    device: Device
-    dtype_name: str
-    corpus: Corpus
-    loader: Loader
-    model: nn.Module
-    arch: Architecture
-    weights: MasterWeights
-    optimizers: list[torch.optim.Optimizer]
-    loss_sum: Callable[[MicroBatch], Tensor]
-    """What the step differentiates; compiled or not."""
-    eager_loss_sum: Callable[[MicroBatch], Tensor]
-    """The same, not compiled: evaluation is too short to pay for a second graph."""
-    peak_flops: float
-    peak_source: str
-    meter: Meter
-    derived: dict[str, str]
-    started_s: float
-    """Unix time at which the command began."""
-    run_dir: Path = Path()
-    config_toml: str = ""
-    config_hash: str = ""
-    progress: Progress = field(default_factory=Progress)
-    resumed_from: int = -1
-    compiled: bool = False
-    records: RecordWriter | None = None
-    sinks: list[Sink] = field(default_factory=list)
-    writer: CheckpointWriter | None = None
-
-    @property
-    def checkpoints(self) -> CheckpointWriter:
-        """The writer of this run's checkpoints."""
-        assert self.writer is not None, "open_run comes first"
-        return self.writer
-
-    def flops_per_token(self, sequence_length: int) -> float:
-        """Model FLOPs of forward and backward per token at a sequence length."""
-        return train_flops_per_token(self.arch, sequence_length)
-
-    def write(self, record: Record) -> None:
-        """Hand a record to the file and the sinks; a sink that fails is left out from then on, with a Fault."""
-        assert self.records is not None, "open_run comes first"
-        self.records.write(record)
-        for sink in list(self.sinks):
-            try:
-                sink.write(record)
-            except Exception as error:  # a third party's library or server: training must not die of it
-                self.sinks.remove(sink)
-                what = f"sink {sink.name} failed: {type(error).__name__}: {error}"
-                step = getattr(record, "step", self.progress.step)
-                self.write(Fault(step=step, what=what, where=sink.name, action="sink left out; records.jsonl goes on"))
-
-    def write_finished_checkpoints(self) -> None:
-        """Record what the background writer has completed."""
-        for record in self.checkpoints.poll():
-            self.write(record)
-
-    def validation_batches(self) -> Iterator[Batch]:
-        """The held-out batches of an evaluation."""
-        data, train = self.config.data, self.config.train
-        rows = max(1, (train.micro_batch_tokens or train.batch_tokens) // data.sequence_length)
-        num_tokens = self.config.evaluate.tokens
-        return validation_batches(self.corpus.val, data.sequence_length, num_tokens, rows, packing=data.packing)
-
-    def generate(self, prompt: str, num_tokens: int, temperature: float) -> str:
-        """Text that the model writes after `prompt`."""
-        tokenizer = self.corpus.tokenizer
-        ids = tokenizer.encode(prompt).tolist() or [tokenizer.eos_id]
-        tokens = torch.tensor([ids], device=self.device.torch_device)
-        generator = torch.Generator(self.device.torch_device).manual_seed(self.config.train.seed)
-        written = generate(self.model, tokens, num_tokens, temperature=temperature, generator=generator)
-        return tokenizer.decode(written[0, len(ids) :].tolist())
-
-    def close(self) -> None:
-        """Let the last checkpoint complete, then close records and sinks.
-
-        Raises:
-            StorageError: the last checkpoint could not be written.
-        """
-        try:
-            if self.writer is not None:
-                self.writer.close()
-        finally:
-            if self.records is not None:
-                self.records.close()
-            for sink in self.sinks:
-                sink.close()
-
-
-def make_loss(model: nn.Module, forward: Callable[..., Tensor] | None = None) -> Callable[[MicroBatch], Tensor]:
-    """Summed cross-entropy of a micro-batch (nats); `forward` may be the model compiled."""
-    to_hidden = model if forward is None else forward
-
-    def loss_sum(micro_batch: MicroBatch) -> Tensor:
-        hidden = to_hidden(micro_batch.tokens, micro_batch.positions, micro_batch.segments)
-        head_weight = cast("Tensor", model.head_weight)
-        return linear_cross_entropy(hidden.flatten(0, 1), head_weight, micro_batch.targets.flatten())
-
-    return loss_sum
 
 
 def build(config: RunConfig, say: Callable[[str], None], bar: Bar | None = None, started_s: float = 0.0) -> Parts:
@@ -259,8 +150,6 @@ def time_step(parts: Parts) -> float:
 
     The learning rate is 0 and weight decay multiplies it, so the masters do not move; moments are cleared after.
     """
-    from trimtab.train.loop import micro_batches_of
-
     original = parts.config
     parts.config = apply_overrides(original, {"train.steps": original.train.steps or 1000}, from_text=False)
     micro_batches, num_targets, _, _ = micro_batches_of(parts, parts.config.train.steps - 1)

@@ -18,16 +18,15 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 
 from trimtab.core.errors import RunError, StorageError, TrimtabError
 from trimtab.core.records import Decision, Evaluation, Fault, Record, RunEnd, Sample, Step
-from trimtab.train.build import Parts
+from trimtab.train.parts import Parts, micro_batches_of, to_micro_batch
 from trimtab.train.progress import ProgressView
-from trimtab.train.schedule import batch_tokens_at, lr_scale, sequence_length_at
+from trimtab.train.schedule import lr_scale
 from trimtab.train.state import capture_meta, capture_tensors
-from trimtab.train.step import MicroBatch, StepResult, train_step
+from trimtab.train.step import StepResult, train_step
 
 MAX_SKIPPED_IN_A_ROW = 20
 """After so many steps without a finite gradient the run stops: nothing is learned any more."""
@@ -56,31 +55,6 @@ class StopSignal:
         if self.name and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name
-
-
-def micro_batches_of(parts: Parts, step: int) -> tuple[list[MicroBatch], int, int, int]:
-    """The micro-batches of `step` (0-based), their target count, their token count and their sequence length."""
-    config, num_steps = parts.config, parts.config.train.steps
-    num_tokens = batch_tokens_at(step, num_steps, config.train.batch_tokens, config.schedule)
-    length = sequence_length_at(step, num_steps, config.data.sequence_length, config.schedule)
-    batch = parts.loader.batch(parts.progress.total_tokens, num_tokens, sequence_length=length)
-    rows = max(1, (config.train.micro_batch_tokens or num_tokens) // length)
-    found = []
-    for start in range(0, batch.tokens.shape[0], rows):
-        part = slice(start, start + rows)
-        found.append(to_micro_batch(parts, batch, part))
-    return found, batch.num_targets, num_tokens, length
-
-
-def to_micro_batch(parts: Parts, batch: Any, part: slice) -> MicroBatch:
-    """Rows of a loader's batch as tensors on the device; positions and segments only where documents are packed."""
-
-    def tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array[part])).to(parts.device.torch_device, non_blocking=True)
-
-    if parts.config.data.packing == "documents":
-        return MicroBatch(tensor(batch.tokens), tensor(batch.targets), tensor(batch.positions), tensor(batch.segments))
-    return MicroBatch(tensor(batch.tokens), tensor(batch.targets))
 
 
 def evaluate(parts: Parts) -> Evaluation:
