@@ -77,6 +77,11 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         print(f"trimtab: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print(
+            "trimtab: interrupted; complete checkpoints are safe, go on with `trimtab train --resume`.", file=sys.stderr
+        )
+        sys.exit(3)
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

@@ -22,8 +22,11 @@ from trimtab.core.errors import ConfigError, RecordError, UserError, refusal
 from trimtab.core.optional import have, need
 from trimtab.core.units import format_bytes, format_count, format_duration
 
-_MAY_CHANGE = ("run.", "device.", "checkpoint.", "evaluate.", "report.", "train.log_every", "train.target_loss")
-"""Fields that a resume may change; the others define the run."""
+_MAY_CHANGE = (
+    *("run.", "device.", "checkpoint.", "evaluate.", "report.", "train.log_every", "train.target_loss"),
+    *("train.micro_batch_tokens", "train.activation_checkpointing"),
+)
+"""Fields that a resume may change; the others define the run. (The last two change rounding only.)"""
 
 
 def help_text() -> str:

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from trimtab.checkpoint import CheckpointWriter, latest_good, load
 from trimtab.config import RunConfig, apply_overrides, config_hash, to_toml
-from trimtab.core.errors import CheckpointError, refusal
+from trimtab.core.errors import CheckpointError, DeviceError, refusal
 from trimtab.core.records import Fault, RecordWriter, RunStart
 from trimtab.core.units import format_bytes, format_count
 from trimtab.data import Corpus, Loader, prepare_corpus
 from trimtab.data.cache import cache_root, digest_of
-from trimtab.device import Meter, machine_peak, pick_dtype, select_device
-from trimtab.models.architecture import auto_preset
+from trimtab.device import Device, Meter, machine_peak, pick_dtype, select_device
+from trimtab.estimate.memory import training_memory
+from trimtab.models.architecture import Architecture, auto_preset, resolve
 from trimtab.models.build import build_model, model_tokenizer
 from trimtab.models.roles import parameter_roles, split_sizes
 from trimtab.report.sinks import check_sinks, open_sinks
@@ -71,6 +72,8 @@ def build(config: RunConfig, say: Callable[[str], None], bar: Bar | None = None,
         config = apply_overrides(config, {"model.preset": preset}, from_text=False)
     corpus = open_data(config, say, bar)
     length = config.data.sequence_length
+    if not config.model.load:
+        check_memory(resolve(config.model, corpus.tokenizer.vocab_size, peak.flops, length), config, dtype_name, device)
     model, arch = build_model(
         config.model, corpus.tokenizer.vocab_size, length, config.train.seed, device.torch_device, peak_flops=peak.flops
     )
@@ -102,6 +105,29 @@ def build(config: RunConfig, say: Callable[[str], None], bar: Bar | None = None,
     device.seed_all(config.train.seed)  # after all that may or may not draw, such as measuring products
     parts.config_toml, parts.config_hash = to_toml(parts.config), config_hash(parts.config)
     return parts
+
+
+def check_memory(arch: Architecture, config: RunConfig, dtype_name: str, device: Device) -> None:
+    """Refuse a model that cannot fit before it is allocated: the kernel would kill the process without a word.
+
+    Raises:
+        DeviceError: weights, gradients and optimizer state alone exceed the device's memory.
+    """
+    micro = config.train.micro_batch_tokens or config.train.batch_tokens
+    compute_bytes = 2 if dtype_name == "bf16" else 4
+    need = training_memory(arch, micro, compute_bytes, config.optim.name, config.train.activation_checkpointing)
+    have = device.memory_total_bytes()
+    state = need.weights + need.gradients + need.optimizer
+    if state > have:
+        name = config.model.preset
+        rule = (
+            f"needs about {format_bytes(state)} for its state alone (modelled); {device.name} has {format_bytes(have)}"
+        )
+        raise DeviceError(refusal("model.preset", name, rule, "choose a smaller preset or fewer layers"))
+    if need.total > have:
+        rule = f"needs about {format_bytes(need.total)} with the model's state; {device.name} has {format_bytes(have)}"
+        fix = "lower it, or set train.activation_checkpointing to yes"
+        raise DeviceError(refusal("train.micro_batch_tokens", micro, f"{rule} (modelled)", fix))
 
 
 def open_data(config: RunConfig, say: Callable[[str], None], bar: Bar | None) -> Corpus:

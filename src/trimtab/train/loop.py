@@ -185,11 +185,28 @@ def run_loop(parts: Parts, view: ProgressView) -> RunEnd:
                 parts.write_finished_checkpoints()
         if outcome != "interrupted":
             write_sample(parts, view)
-    except TrimtabError as error:
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        failure = _explained(error, parts)
         with contextlib.suppress(StorageError):  # a full disk may have no room for the last word either
-            end("failed", str(error))
-        raise
+            end("failed", str(failure))
+        if failure is error:
+            raise
+        raise failure from error
     return end(outcome, reason)
+
+
+def _explained(error: Exception, parts: Parts) -> Exception:
+    """An out-of-memory error in words; any other error as it is."""
+    is_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
+    if not is_memory or isinstance(error, TrimtabError):
+        return error
+    train = parts.config.train
+    micro = train.micro_batch_tokens or train.batch_tokens
+    return RunError(
+        f"Memory ran out at step {parts.progress.step + 1}; complete checkpoints are safe: go on with `trimtab train "
+        f"--resume --run.name {parts.run_dir.name} --train.micro_batch_tokens {max(1, micro // 2)}`, or "
+        f"--train.activation_checkpointing yes."
+    )
 
 
 def _steps(parts: Parts, view: ProgressView, stop: StopSignal) -> tuple[str, str]:

@@ -73,6 +73,11 @@ def test_a_misspelt_field_names_the_nearest(trimtab: Run, tmp_path: Path) -> Non
         (("--device", "gpu"), ("device.name", "'gpu'")),
         (("--report.sinks", "tensorbord"), ("report.sinks", "did you mean 'tensorboard'")),
         (("--model.preset", "lama-5m"), ("model.preset", "did you mean 'llama-5m'")),
+        (("--model.preset", "llama-3.1-405b"), ("model.preset needs about", "for its state alone", "smaller preset")),
+        (
+            ("--train.batch_tokens", str(1 << 30)),
+            ("train.micro_batch_tokens needs about", "1073741824", "lower it", "train.activation_checkpointing"),
+        ),
         (("--run.name", "../up"), ("run.name must be a plain folder name", "'../up'")),
         (("--data.path", "/nowhere"), ("data.path", "/nowhere")),
         (("--model.load", "/nowhere"), ("/nowhere",)),
