@@ -41,5 +41,7 @@ def test_losses(name: str, packing: str, dtype: str, corpus_dir: Path) -> None:
     parts = build(load_config(None, {**FLAGS, **changes}), lambda _text: None)
     losses = [one_step(parts)[0].loss for _ in range(20)]
     expected = GOLDEN[name, packing]
-    tolerance = 2e-4 if dtype == "fp32" else 3e-2
-    assert (losses[0], losses[9], losses[19]) == pytest.approx(expected, rel=tolerance)
+    # bf16 takes another path within rounding, and twenty steps at this learning rate spread the paths by some percent.
+    tolerances = (2e-4, 2e-4, 2e-4) if dtype == "fp32" else (2e-3, 5e-2, 1e-1)
+    for loss, wanted, tolerance in zip((losses[0], losses[9], losses[19]), expected, tolerances, strict=True):
+        assert loss == pytest.approx(wanted, rel=tolerance)
