@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,16 @@ def corpus_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Corpora and measured peaks of tests do not mix with those of the person who runs them."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def _ieee_arithmetic() -> Iterator[None]:
+    """A run in this process flushes denormals for speed; the next test gets IEEE arithmetic back."""
+    yield
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope="session")
