@@ -44,6 +44,7 @@ from trimtab.device.gemm import CPU_SHAPES
 from trimtab.estimate.flops import train_flops_per_token
 from trimtab.hardware import probe
 from trimtab.models.architecture import get_preset
+from trimtab.report.compare import crossing
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -162,15 +163,11 @@ def speed(dim: int, turns: int, turn_steps: int, corpus: str) -> dict[str, Any]:
 
 def crossing_s(curve: list[dict[str, float]], target: float) -> float | None:
     """Training seconds until the loss is first at the target, interpolated; None if never."""
-    before = None
-    for now in curve:
-        if now["loss"] <= target:
-            if before is None:
-                return now["train_s"]
-            share = (before["loss"] - target) / (before["loss"] - now["loss"])
-            return before["train_s"] + share * (now["train_s"] - before["train_s"])
-        before = now
-    return None
+    found = crossing([point["loss"] for point in curve], target)
+    if found is None:
+        return None
+    before, now, share = curve[found[0]]["train_s"], curve[found[1]]["train_s"], found[2]
+    return before + share * (now - before)
 
 
 def tune(dim: int, steps: int, corpus: str, val_windows: int) -> dict[str, Any]:

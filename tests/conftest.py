@@ -11,6 +11,8 @@ import pytest
 
 for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
     os.environ[variable] = "1"
+# Its handler keeps the error stream of the test that imported it first, which is closed by the next one.
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "boil", "my")
 

@@ -45,8 +45,6 @@ class Settings:
     """Folder with train.npy and val.npy (token ids)."""
     turn_steps: int = 10
     compiled: bool = False
-    data_path: str = ""
-    """Source text, for the arm that reads it itself."""
 
 
 def windows(path: Path) -> Tensor:

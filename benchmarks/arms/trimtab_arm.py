@@ -71,7 +71,7 @@ def run(settings: Settings, schedule: dict[str, str]) -> None:
     clock = Clock(settings, lambda tokens, targets: parts.eager_loss_sum(MicroBatch(tokens, targets)), val)
     if settings.compiled:
         clock.setup_s = _compile(parts)
-    data_s, mfu = [], []
+    data_s = []
     for _ in range(settings.steps):
         clock.wait_for_turn()
         clock.start()
@@ -79,5 +79,4 @@ def run(settings: Settings, schedule: dict[str, str]) -> None:
         assert result.applied
         clock.stop()
         data_s.append(record.data_s)
-        mfu.append(record.mfu)
-    clock.print_result(data_s=data_s, mfu=mfu, peak_flops=parts.peak_flops)
+    clock.print_result(data_s=data_s)

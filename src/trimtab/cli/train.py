@@ -100,32 +100,26 @@ def resumed_config(run_dir: Path, overrides: dict[str, str]) -> RunConfig:
 
 def describe(parts: Any) -> dict[str, Any]:
     """What a dry run shows: derived values with their rule, parameters, memory, expected time."""
-    from trimtab.estimate.memory import training_memory
-    from trimtab.train.build import time_step
+    from trimtab.train.build import modelled_memory, time_step
+    from trimtab.train.schedule import tokens_before
 
     config = parts.config
-    step_s = time_step(parts)
-    num_params = sum(parameter.numel() for parameter in parts.model.parameters())
-    flops = parts.flops_per_token(config.data.sequence_length) * config.train.batch_tokens * config.train.steps
-    memory = training_memory(
-        parts.arch,
-        config.train.micro_batch_tokens or config.train.batch_tokens,
-        compute_bytes=2 if parts.dtype_name == "bf16" else 4,
-        optimizer=config.optim.name,
-        checkpointing=config.train.activation_checkpointing,
-    )
+    step_s = parts.step_s or time_step(parts)
+    steps, batch_tokens = config.train.steps, config.train.batch_tokens
+    tokens = tokens_before(steps, steps, batch_tokens, config.schedule)
+    memory = modelled_memory(parts.arch, config, parts.dtype_name)
     return {
-        "parameters": num_params,
-        "steps": config.train.steps,
-        "tokens": config.train.steps * config.train.batch_tokens,
-        "training_flops": flops,
+        "parameters": parts.num_params,
+        "steps": steps,
+        "tokens": tokens,
+        "training_flops": parts.flops_per_token(config.data.sequence_length) * tokens,
         "memory_bytes_modelled": memory.total,
         "state_bytes_modelled": memory.weights + memory.gradients + memory.optimizer,
         "activation_bytes_modelled": memory.activations + memory.logits,
         "peak_memory_seen_bytes": parts.meter.read().memory_bytes,
         "step_s_timed_eager": step_s,
-        "tokens_per_s_timed_eager": config.train.batch_tokens / step_s,
-        "expected_s": step_s * config.train.steps,
+        "tokens_per_s_timed_eager": batch_tokens / step_s,
+        "expected_s": step_s * steps,
         "config_hash": parts.config_hash,
         "derived": parts.derived,
     }
@@ -136,8 +130,6 @@ def _dry_run(parts: Any, console: Console, json_: bool) -> None:
     if json_:
         typer.echo(json.dumps(facts, indent=2))
         return
-    console.print(f"parameters      {format_count(facts['parameters'])}")
-    console.print(f"steps           {facts['steps']} ({format_count(facts['tokens'])} tokens)")
     state, activations = format_bytes(facts["state_bytes_modelled"]), format_bytes(facts["activation_bytes_modelled"])
     seen = format_bytes(facts["peak_memory_seen_bytes"])
     lines = {

@@ -31,14 +31,6 @@ from pathlib import Path
 from trimtab.core.atomic import storage_error, sync_folder, write_text
 
 
-def cache_root(cache_dir: str) -> Path:
-    """The cache folder: `cache_dir`, or `$XDG_CACHE_HOME/trimtab`, or `~/.cache/trimtab`."""
-    if cache_dir:
-        return Path(cache_dir).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "trimtab"
-
-
 def digest_of(*parts: object) -> str:
     """Hex BLAKE2b-128 of the JSON of some plain values."""
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()

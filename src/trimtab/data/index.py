@@ -161,11 +161,8 @@ class TokenShard:
         if size != expected:
             word = "truncated" if size < expected else "too long"
             raise DataError(f"Token shard {str(path)!r} is {word}: expected {expected} bytes, found {size}: {_FIX}.")
-        if vocab_size is not None and self.max_id >= vocab_size:
-            raise DataError(
-                f"Token shard {str(path)!r}: token id out of range, {self.max_id} must be below the vocabulary size "
-                f"{vocab_size}: use the tokenizer it was made with, or {_FIX}."
-            )
+        if vocab_size is not None:
+            check_vocabulary([self], vocab_size)
         content = np.memmap(self.path, dtype=np.uint8, mode="r").view(np.ndarray)
         self.tokens: npt.NDArray[np.unsignedinteger] = content[HEADER_BYTES:token_end].view(_DTYPES[width])
         """Token ids [num_tokens], uint16 or uint32, read-only."""
@@ -198,5 +195,5 @@ def check_vocabulary(shards: Iterable[TokenShard], vocab_size: int) -> None:
         if shard.max_id >= vocab_size:
             raise DataError(
                 f"Token shard {str(shard.path)!r}: token id out of range, {shard.max_id} must be below the vocabulary "
-                f"size {vocab_size}: use the tokenizer it was made with."
+                f"size {vocab_size}: use the tokenizer it was made with, or {_FIX}."
             )

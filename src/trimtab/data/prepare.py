@@ -23,8 +23,9 @@ from pathlib import Path
 from trimtab.config.sections import DataSection
 from trimtab.core.atomic import file_hash, write_text
 from trimtab.core.errors import DataError, refusal
+from trimtab.core.folders import cache_root
 from trimtab.data import index, sources, spool, tokenize
-from trimtab.data.cache import Cache, cache_root, digest_of
+from trimtab.data.cache import Cache, digest_of
 from trimtab.data.encode_worker import encode_parts
 from trimtab.data.index import TokenShard
 from trimtab.data.readers import cut_point

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 
 from trimtab.core.atomic import write_text
 from trimtab.core.errors import StorageError
+from trimtab.core.folders import cache_root
 from trimtab.device.base import Device
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -56,11 +56,6 @@ def measure_gemm(device: Device, dtype: torch.dtype, shape: tuple[int, int, int]
             return 2.0 * rows * inner * columns / best_s
 
 
-def _cache_path() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "trimtab" / "peaks.json"
-
-
 def _read_cache(path: Path) -> dict[str, float]:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
@@ -77,7 +72,7 @@ def machine_peak(device: Device, dtype_name: str, refresh: bool = False) -> Peak
         dtype_name: `fp32`, `bf16` or `fp16`.
         refresh: measure again even if the cache has a rate; the higher one is kept.
     """
-    path = _cache_path()
+    path = cache_root() / "peaks.json"
     key = f"{device.describe()} | torch {torch.__version__} | {dtype_name}"
     cached = _read_cache(path).get(key, 0.0)
     if cached and not refresh:

@@ -8,6 +8,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from trimtab.hardware.probe import disk_free_bytes, nearest_folder
+
 _PIECE_BYTES = 4 << 20
 
 
@@ -21,10 +23,8 @@ def disk_write_rate(folder: Path, num_bytes: int = 64 << 20) -> float:
     Raises:
         OSError: the folder cannot be written.
     """
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent
-    status = os.statvfs(folder)
-    num_bytes = max(_PIECE_BYTES, min(num_bytes, status.f_bavail * status.f_frsize // 10))
+    folder = nearest_folder(folder)
+    num_bytes = max(_PIECE_BYTES, min(num_bytes, disk_free_bytes(folder) // 10))
     piece = os.urandom(_PIECE_BYTES)
     descriptor, name = tempfile.mkstemp(prefix=".trimtab-disk-", dir=folder)
     try:

@@ -122,8 +122,13 @@ def probe() -> Machine:
     )
 
 
+def nearest_folder(path: Path) -> Path:
+    """`path`, or its nearest parent that is an existing folder."""
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    return path
+
+
 def disk_free_bytes(path: Path) -> int:
     """Free space where `path` (or its nearest existing parent) lies (bytes)."""
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return shutil.disk_usage(path).free
+    return shutil.disk_usage(nearest_folder(path)).free

@@ -42,6 +42,7 @@ class _BatchedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Gradients of `q`, `k` and `v`."""
         (grad,) = grad_outputs
         q, k, v, weights = ctx.saved_tensors
         scale = q.shape[-1] ** -0.5

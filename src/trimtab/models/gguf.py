@@ -15,6 +15,7 @@ starts from the rounded model.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 from pathlib import Path
@@ -84,7 +85,9 @@ def locate(load: str) -> Path:
     return path
 
 
+@functools.lru_cache(maxsize=1)
 def _open(path: Path) -> Any:
+    """The reader of a file; kept, since parsing the vocabulary takes seconds and weights and tokenizer both need it."""
     library = need("gguf", "hf", "Loading a .gguf file")
     try:
         return library.GGUFReader(str(path))

@@ -292,11 +292,6 @@ class AutoModel(nn.Module):
         hidden: Tensor = out.last_hidden_state
         return hidden
 
-    @property
-    def activation_checkpointing(self) -> bool:
-        """Recompute blocks in backward."""
-        return bool(self.inner.is_gradient_checkpointing)
-
     def set_activation_checkpointing(self, on: bool) -> None:
         """Turn recomputation on or off."""
         if on:

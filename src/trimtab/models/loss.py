@@ -51,6 +51,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+        """Loss; both gradients are kept for `backward`."""
         num_rows, vocab_size = hidden.shape[0], weight.shape[0]
         step = rows_per_piece(num_rows, vocab_size)
         loss = hidden.new_zeros((), dtype=torch.float32)
@@ -77,6 +78,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """The kept gradients, scaled."""
         grad_hidden, grad_weight = ctx.saved_tensors
         scale = grad_outputs[0]
         return grad_hidden * scale, grad_weight * scale, None, None

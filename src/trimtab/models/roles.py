@@ -14,8 +14,6 @@ from collections.abc import Callable
 
 from torch import nn
 
-ROLES = ("matrix", "embedding", "head", "vector")
-
 
 def parameter_roles(model: nn.Module) -> dict[str, str]:
     """Parameter name to role, for every parameter, in the order of `named_parameters`."""
@@ -36,12 +34,3 @@ def split_sizes(model: nn.Module, name: str) -> tuple[int, ...]:
     """Row counts of the matrices fused in parameter `name`, in order; empty where it is a single one."""
     own: Callable[[str], tuple[int, ...]] | None = getattr(model, "split_sizes", None)
     return own(name) if own is not None else ()
-
-
-def parameter_groups_by_role(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Role to parameters, in the order of `named_parameters`; every role is present, perhaps empty."""
-    groups: dict[str, list[nn.Parameter]] = {role: [] for role in ROLES}
-    roles = parameter_roles(model)
-    for name, parameter in model.named_parameters():
-        groups[roles[name]].append(parameter)
-    return groups

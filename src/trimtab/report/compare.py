@@ -12,6 +12,7 @@ loss means nothing, so bits per byte are compared when the tokenizers differ, an
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from trimtab.core.errors import RecordError, refusal
 from trimtab.core.records import Evaluation
 from trimtab.report.html import render
 from trimtab.report.plots import COLORS, Figure, figure, line
-from trimtab.report.series import RunView, load_run
+from trimtab.report.series import RunView, flat, load_run
 
 _IGNORED = ("run.", "report.")
 """Sections whose differences say nothing about the experiment."""
@@ -83,32 +84,30 @@ class Comparison:
         return body
 
 
-def crossing(
-    evaluations: Sequence[Evaluation], target: float, measure: str
-) -> tuple[Evaluation, Evaluation, float] | None:
-    """The evaluations before and at the first crossing of `target`, and how far between them it lies (0 to 1)."""
-    before = None
-    for now in evaluations:
-        value = getattr(now, measure)
-        if value <= target:
-            if before is None:
-                return now, now, 0.0
-            last = getattr(before, measure)
-            share = (last - target) / (last - value) if last > value else 1.0
-            return before, now, min(1.0, max(0.0, share))
-        before = now
-    return None
+def crossing(losses: Sequence[float], target: float) -> tuple[int, int, float] | None:
+    """Indices before and at the first crossing of `target`, and how far between them it lies (0 to 1); None if never.
+
+    >>> crossing([4.0, 3.0, 2.0], 2.5), crossing([4.0, 3.0], 5.0), crossing([4.0, 3.0], 1.0)
+    ((1, 2, 0.5), (0, 0, 0.0), None)
+    """
+    now = next((index for index, loss in enumerate(losses) if loss <= target), None)
+    if now is None:
+        return None
+    if now == 0:
+        return 0, 0, 0.0
+    last, loss = losses[now - 1], losses[now]
+    return now - 1, now, (last - target) / (last - loss) if math.isfinite(last) else 1.0
 
 
 def _cost(run: RunView, target: float, measure: str) -> CostToLoss:
     evaluations, steps = run.evaluations, run.steps
     values = [getattr(e, measure) for e in evaluations]
-    found = crossing(evaluations, target, measure)
+    found = crossing(values, target)
 
     def at(value: Callable[[Evaluation], float]) -> float | None:
         if found is None:
             return None
-        before, now, share = found
+        before, now, share = evaluations[found[0]], evaluations[found[1]], found[2]
         return value(before) + share * (value(now) - value(before))
 
     seconds = at(lambda e: e.train_s)
@@ -133,17 +132,9 @@ def _cost(run: RunView, target: float, measure: str) -> CostToLoss:
 
 
 def _differences(runs: Sequence[RunView]) -> dict[str, tuple[str, ...]]:
-    flat = [
-        {
-            f"{section}.{key}": value
-            for section, body in run.config.items()
-            if isinstance(body, dict)
-            for key, value in body.items()
-        }
-        for run in runs
-    ]
-    names = sorted({name for one in flat for name in one if not name.startswith(_IGNORED)})
-    table = {name: tuple(str(one.get(name, "")) for one in flat) for name in names}
+    tables = [dict(flat(run.config)) for run in runs]
+    names = sorted({name for one in tables for name in one if not name.startswith(_IGNORED)})
+    table = {name: tuple(str(one.get(name, "")) for one in tables) for name in names}
     return {name: values for name, values in table.items() if len(set(values)) > 1}
 
 

@@ -16,7 +16,7 @@ from trimtab.core.atomic import write_text
 from trimtab.core.optional import need
 from trimtab.core.units import format_bytes, format_count, format_duration, format_energy
 from trimtab.report.plots import Figure, describe_event, minutes_since_start, run_figures
-from trimtab.report.series import RunView, load_run
+from trimtab.report.series import RunView, flat, load_run
 
 
 def tiles(run: RunView) -> list[tuple[str, str, str]]:
@@ -71,18 +71,6 @@ def render(template: str, figures: list[Figure], **values: Any) -> str:
     return str(page.render(figures=figures, figures_json=figures_json, plotly_script=script, **values))
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    for key, value in values.items():
-        if isinstance(value, dict):
-            rows += _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list):
-            rows.append((f"{prefix}{key}", ", ".join(map(str, value))))
-        else:
-            rows.append((f"{prefix}{key}", str(value)))
-    return rows
-
-
 def report_html(run: RunView) -> str:
     """The page of a run as text."""
     events = [(minutes_since_start(run, record), record.kind, describe_event(record)) for record in run.events]
@@ -93,7 +81,7 @@ def report_html(run: RunView) -> str:
         tiles=tiles(run),
         events=events[-500:],
         derived=run.start.derived if run.start else {},
-        environment=_flat(run.environment),
+        environment=flat(run.environment),
     )
 
 

@@ -118,6 +118,19 @@ def load_run(path: Path) -> RunView:
     return RunView(path, records, text, config, environment if isinstance(environment, dict) else {})
 
 
+def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested tables as (dotted name, value as text), in order."""
+    rows: list[tuple[str, str]] = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            rows += flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            rows.append((f"{prefix}{key}", ", ".join(map(str, value))))
+        else:
+            rows.append((f"{prefix}{key}", str(value)))
+    return rows
+
+
 def smooth(values: Sequence[float], weight: float = _SMOOTHING) -> list[float]:
     """Exponential moving average with bias correction; values that are not finite leave it unchanged.
 

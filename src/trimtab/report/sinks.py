@@ -38,6 +38,11 @@ def scalars(record: Record) -> dict[str, float]:
     return {}
 
 
+def finite_scalars(record: Record) -> dict[str, float]:
+    """`scalars` without not-a-number and infinity, for stores that have no word for them."""
+    return {name: value for name, value in scalars(record).items() if math.isfinite(value)}
+
+
 class Sink(ABC):
     """The contract: records come in order of time; steps may go back after a resume. Not-a-number may come."""
 
@@ -133,9 +138,8 @@ class MlflowSink(Sink):
         mlflow.set_tag("config_hash", config["config_hash"])
 
     def write(self, record: Record) -> None:
-        """Finite numbers (its store has no word for the others)."""
-        found = {name: value for name, value in scalars(record).items() if math.isfinite(value)}
-        if found:
+        """Finite numbers."""
+        if found := finite_scalars(record):
             self._mlflow.log_metrics(found, step=record.step)  # type: ignore[attr-defined]
 
     def close(self) -> None:
@@ -155,8 +159,7 @@ class TrackioSink(Sink):
 
     def write(self, record: Record) -> None:
         """Finite numbers."""
-        found = {name: value for name, value in scalars(record).items() if math.isfinite(value)}
-        if found:
+        if found := finite_scalars(record):
             self._trackio.log(found, step=record.step)  # type: ignore[attr-defined]
 
     def close(self) -> None:

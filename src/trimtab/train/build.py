@@ -19,18 +19,19 @@ from torch import Tensor
 from trimtab.checkpoint import CheckpointWriter, latest_good, load
 from trimtab.config import RunConfig, apply_overrides, config_hash, to_toml
 from trimtab.core.errors import CheckpointError, DeviceError, refusal
+from trimtab.core.folders import cache_root
 from trimtab.core.records import Fault, RecordWriter, RunStart
 from trimtab.core.units import format_bytes, format_count
 from trimtab.data import Corpus, Loader, prepare_corpus
-from trimtab.data.cache import cache_root, digest_of
+from trimtab.data.cache import digest_of
 from trimtab.device import Device, Meter, machine_peak, pick_dtype, select_device
-from trimtab.estimate.memory import training_memory
+from trimtab.estimate.memory import TrainingMemory, training_memory
 from trimtab.models.architecture import Architecture, auto_preset, resolve
 from trimtab.models.build import build_model, model_tokenizer
 from trimtab.models.roles import parameter_roles, split_sizes
 from trimtab.report.sinks import check_sinks, open_sinks
 from trimtab.train.optim import MasterWeights, build_optimizers
-from trimtab.train.parts import Parts, make_loss, micro_batches_of
+from trimtab.train.parts import Parts, make_loss, read_rows
 from trimtab.train.schedule import steps_for_tokens
 from trimtab.train.state import restore, template
 from trimtab.train.step import train_step
@@ -107,15 +108,24 @@ def build(config: RunConfig, say: Callable[[str], None], bar: Bar | None = None,
     return parts
 
 
+def modelled_memory(arch: Architecture, config: RunConfig, dtype_name: str) -> TrainingMemory:
+    """Bytes that a run of this configuration holds (modelled, `estimate.memory`)."""
+    return training_memory(
+        arch,
+        config.train.micro_batch_tokens or config.train.batch_tokens,
+        compute_bytes=2 if dtype_name == "bf16" else 4,
+        optimizer=config.optim.name,
+        checkpointing=config.train.activation_checkpointing,
+    )
+
+
 def check_memory(arch: Architecture, config: RunConfig, dtype_name: str, device: Device) -> None:
     """Refuse a model that cannot fit before it is allocated: the kernel would kill the process without a word.
 
     Raises:
         DeviceError: weights, gradients and optimizer state alone exceed the device's memory.
     """
-    micro = config.train.micro_batch_tokens or config.train.batch_tokens
-    compute_bytes = 2 if dtype_name == "bf16" else 4
-    need = training_memory(arch, micro, compute_bytes, config.optim.name, config.train.activation_checkpointing)
+    need = modelled_memory(arch, config, dtype_name)
     have = device.memory_total_bytes()
     state = need.weights + need.gradients + need.optimizer
     if state > have:
@@ -126,6 +136,7 @@ def check_memory(arch: Architecture, config: RunConfig, dtype_name: str, device:
         raise DeviceError(refusal("model.preset", name, rule, "choose a smaller preset or fewer layers"))
     if need.total > have:
         rule = f"needs about {format_bytes(need.total)} with the model's state; {device.name} has {format_bytes(have)}"
+        micro = config.train.micro_batch_tokens or config.train.batch_tokens
         fix = "lower it, or set train.activation_checkpointing to yes"
         raise DeviceError(refusal("train.micro_batch_tokens", micro, f"{rule} (modelled)", fix))
 
@@ -150,7 +161,7 @@ def _derive_length_and_compile(parts: Parts) -> None:
     config, train, derived = parts.config, parts.config.train, parts.derived
     steps, step_s = train.steps, 0.0
     if (not steps and not train.tokens) or train.compile == "auto":
-        step_s = time_step(parts)
+        step_s = parts.step_s = time_step(parts)
     if not steps and train.tokens:
         steps = steps_for_tokens(train.tokens, train.batch_tokens, config.schedule)
         derived["train.steps"] = f"{steps} (train.tokens = {train.tokens} at {train.batch_tokens} a step)"
@@ -172,14 +183,12 @@ def _derive_length_and_compile(parts: Parts) -> None:
 
 
 def time_step(parts: Parts) -> float:
-    """Seconds of one training step here, eager; weights, moments and random state are left as they were.
+    """Seconds of one full training step here, eager; weights, moments and random state are left as they were.
 
     The learning rate is 0 and weight decay multiplies it, so the masters do not move; moments are cleared after.
     """
-    original = parts.config
-    parts.config = apply_overrides(original, {"train.steps": original.train.steps or 1000}, from_text=False)
-    micro_batches, num_targets, _, _ = micro_batches_of(parts, parts.config.train.steps - 1)
-    parts.config = original
+    config = parts.config
+    micro_batches, num_targets = read_rows(parts, 0, config.train.batch_tokens, config.data.sequence_length)
     best = float("inf")
     for _ in range(3):
         began = time.perf_counter()
@@ -225,15 +234,14 @@ def open_run(parts: Parts, run_dir: Path, resume: bool) -> None:
     parts.sinks = open_sinks(parts.config.report.sinks, run_dir, run_dir.name, settings)
     parts.records = RecordWriter(run_dir / "records.jsonl")
     parts.writer = CheckpointWriter(run_dir, section.keep_last, section.keep_best, section.background)
-    num_params = sum(parameter.numel() for parameter in parts.model.parameters())
     tables = parts.arch.num_params() - parts.arch.num_params_non_embedding()
     parts.write(
         RunStart(
             run_name=run_dir.name,
             config_hash=parts.config_hash,
             resumed_from_step=parts.resumed_from,
-            num_params=num_params,
-            num_params_non_embedding=num_params - tables,
+            num_params=parts.num_params,
+            num_params_non_embedding=parts.num_params - tables,
             tokens_per_step=parts.config.train.batch_tokens,
             num_steps=parts.config.train.steps,
             flops_per_token=parts.flops_per_token(parts.config.data.sequence_length),

@@ -152,8 +152,8 @@ def _skipped(parts: Parts, result: StepResult) -> Iterator[Record]:
     yield Decision(step=step, controller="step", action="skip", reason=what)
     if parts.progress.num_skipped >= MAX_SKIPPED_IN_A_ROW:
         raise RunError(
-            f"{MAX_SKIPPED_IN_A_ROW} steps in a row had no finite gradient (last: {what}): lower optim.lr and go on "
-            f"from the last good checkpoint with `trimtab train --resume --run.name {parts.run_dir.name}`."
+            f"{MAX_SKIPPED_IN_A_ROW} steps in a row had no finite gradient (last: {what}): start a new run with a "
+            f"lower optim.lr; the records and checkpoints in {str(parts.run_dir)!r} are safe."
         )
 
 
@@ -185,7 +185,7 @@ def run_loop(parts: Parts, view: ProgressView) -> RunEnd:
                 parts.write_finished_checkpoints()
         if outcome != "interrupted":
             write_sample(parts, view)
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError) as error:
         failure = _explained(error, parts)
         with contextlib.suppress(StorageError):  # a full disk may have no room for the last word either
             end("failed", str(failure))
@@ -200,12 +200,13 @@ def _explained(error: Exception, parts: Parts) -> Exception:
     is_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
     if not is_memory or isinstance(error, TrimtabError):
         return error
-    train = parts.config.train
-    micro = train.micro_batch_tokens or train.batch_tokens
+    train, length = parts.config.train, parts.config.data.sequence_length
+    rows = (train.micro_batch_tokens or train.batch_tokens) // length
+    fewer = max((n for n in range(1, rows) if rows % n == 0), default=0)
+    flag = f"--train.micro_batch_tokens {fewer * length}" if fewer else "--train.activation_checkpointing yes"
     return RunError(
         f"Memory ran out at step {parts.progress.step + 1}; complete checkpoints are safe: go on with `trimtab train "
-        f"--resume --run.name {parts.run_dir.name} --train.micro_batch_tokens {max(1, micro // 2)}`, or "
-        f"--train.activation_checkpointing yes."
+        f"--resume --run.dir {parts.run_dir.parent} --run.name {parts.run_dir.name} {flag}`."
     )
 
 

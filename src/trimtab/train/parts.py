@@ -60,6 +60,8 @@ class Parts:
     progress: Progress = field(default_factory=Progress)
     resumed_from: int = -1
     compiled: bool = False
+    step_s: float = 0.0
+    """Seconds of an eager step, where `build` has timed one; 0: it had no need to."""
     records: RecordWriter | None = None
     sinks: list[Sink] = field(default_factory=list)
     writer: CheckpointWriter | None = None
@@ -69,6 +71,11 @@ class Parts:
         """The writer of this run's checkpoints."""
         assert self.writer is not None, "open_run comes first"
         return self.writer
+
+    @property
+    def num_params(self) -> int:
+        """All parameters of the model."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def flops_per_token(self, sequence_length: int) -> float:
         """Model FLOPs of forward and backward per token at a sequence length."""
@@ -141,13 +148,16 @@ def micro_batches_of(parts: Parts, step: int) -> tuple[list[MicroBatch], int, in
     config, num_steps = parts.config, parts.config.train.steps
     num_tokens = batch_tokens_at(step, num_steps, config.train.batch_tokens, config.schedule)
     length = sequence_length_at(step, num_steps, config.data.sequence_length, config.schedule)
-    batch = parts.loader.batch(parts.progress.total_tokens, num_tokens, sequence_length=length)
-    rows = max(1, (config.train.micro_batch_tokens or num_tokens) // length)
-    found = []
-    for start in range(0, batch.tokens.shape[0], rows):
-        part = slice(start, start + rows)
-        found.append(to_micro_batch(parts, batch, part))
-    return found, batch.num_targets, num_tokens, length
+    micro_batches, num_targets = read_rows(parts, parts.progress.total_tokens, num_tokens, length)
+    return micro_batches, num_targets, num_tokens, length
+
+
+def read_rows(parts: Parts, position: int, num_tokens: int, length: int) -> tuple[list[MicroBatch], int]:
+    """The micro-batches of `num_tokens` from a position of the loader, in rows of `length`, and their target count."""
+    batch = parts.loader.batch(position, num_tokens, sequence_length=length)
+    rows = max(1, (parts.config.train.micro_batch_tokens or num_tokens) // length)
+    starts = range(0, batch.tokens.shape[0], rows)
+    return [to_micro_batch(parts, batch, slice(start, start + rows)) for start in starts], batch.num_targets
 
 
 def to_micro_batch(parts: Parts, batch: Any, part: slice) -> MicroBatch:

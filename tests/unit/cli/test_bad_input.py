@@ -10,27 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.cli.main import main
 from trimtab.core.records import Fault, read_records
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def trimtab(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command line in an empty working folder; returns exit code, output and error output."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code = 0
-        try:
-            main([str(word) for word in words])
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return run
 
 
 def refused(result: tuple[int, str, str], *parts: str, code: int = 2) -> None:

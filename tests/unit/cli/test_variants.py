@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from trimtab.cli.main import main
 from trimtab.core.records import Evaluation, Sample, Step, read_records
 
-
-def train(*words: object) -> int:
-    try:
-        main(["train", *(str(word) for word in words)])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize(
@@ -30,11 +24,8 @@ def train(*words: object) -> int:
         ("--schedule.short_sequence_length", 8, "--train.steps", 0, "--train.tokens", 2000, "--evaluate.every", 0),
     ],
 )
-def test_it_learns(
-    flags: tuple[object, ...], tiny_flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert train(*tiny_flags, "--run.name", "a", "--train.steps", 12, "--optim.lr", "1e-2", *flags) == 0
+def test_it_learns(trimtab: Run, flags: tuple[object, ...], tiny_flags: list[str], tmp_path: Path) -> None:
+    assert trimtab("train", *tiny_flags, "--run.name", "a", "--train.steps", 12, "--optim.lr", "1e-2", *flags)[0] == 0
     records = list(read_records(tmp_path / "runs/a"))
     losses = [r.loss for r in records if isinstance(r, Evaluation)]
     assert losses[-1] < losses[0] - 0.3
@@ -44,32 +35,28 @@ def test_it_learns(
     assert [r for r in records if isinstance(r, Sample)]
 
 
-def test_a_compiled_run_equals_an_eager_one(
-    tiny_flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_run_equals_an_eager_one(trimtab: Run, tiny_flags: list[str], tmp_path: Path) -> None:
     if not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
         pytest.skip("needs a C++ compiler")
-    monkeypatch.chdir(tmp_path)
     flags = [flag for flag in tiny_flags if flag not in ("--train.compile", "off")]
     for name in ("on", "off"):
-        assert (
-            train(*flags, "--run.name", name, "--train.steps", 5, "--train.compile", name, "--train.dtype", "fp32") == 0
-        )
+        words = ["--run.name", name, "--train.steps", 5, "--train.compile", name, "--train.dtype", "fp32"]
+        assert trimtab("train", *flags, *words)[0] == 0
     losses = [[r.loss for r in read_records(tmp_path / "runs" / name) if isinstance(r, Step)] for name in ("on", "off")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 @pytest.fixture
-def tokenizer(tiny_flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tokenizer(trimtab: Run, tiny_flags: list[str], tmp_path: Path) -> Path:
     """A tokenizer of 300 tokens."""
-    monkeypatch.chdir(tmp_path)
-    assert train(*tiny_flags, "--data.cache_dir", tmp_path / "cache", "--train.steps", 1, "--run.name", "first") == 0
+    words = ["--data.cache_dir", tmp_path / "cache", "--train.steps", 1, "--run.name", "first"]
+    assert trimtab("train", *tiny_flags, *words)[0] == 0
     return next((tmp_path / "cache").glob("corpora/*/tokenizer.json"))
 
 
 @pytest.mark.parametrize("family", ["llama", "auto"])
 def test_a_hugging_face_folder_is_fine_tuned_and_resumed(
-    family: str, tokenizer: Path, corpus_dir: Path, tmp_path: Path
+    trimtab: Run, family: str, tokenizer: Path, corpus_dir: Path, tmp_path: Path
 ) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -91,7 +78,7 @@ def test_a_hugging_face_folder_is_fine_tuned_and_resumed(
     flags = ["--model.load", tmp_path / "model", "--model.family", family, "--data.path", corpus_dir]
     flags += ["--data.sequence_length", 32, "--data.val_fraction", 0.1, "--train.batch_tokens", 128]
     flags += ["--train.compile", "off", "--optim.lr", "3e-3", "--evaluate.tokens", 256, "--evaluate.sample_tokens", 4]
-    assert train(*flags, "--train.steps", 15, "--run.name", "tuned") == 0
+    assert trimtab("train", *flags, "--train.steps", 15, "--run.name", "tuned")[0] == 0
     losses = [r.loss for r in read_records(tmp_path / "runs/tuned") if isinstance(r, Evaluation)]
     assert losses[-1] < losses[0] - 0.3
-    assert train("--resume", "--run.name", "tuned") == 0
+    assert trimtab("train", "--resume", "--run.name", "tuned")[0] == 0

@@ -16,10 +16,11 @@ import pytest
 
 from trimtab.config.sections import DataSection
 from trimtab.core.errors import DataError, RunError, StorageError
+from trimtab.core.folders import cache_root
 from trimtab.data import Corpus, iter_documents, prepare_corpus
 from trimtab.data import prepare as prepare_module
 from trimtab.data import spool as spool_module
-from trimtab.data.cache import Cache, cache_root
+from trimtab.data.cache import Cache
 from trimtab.data.encode_worker import encode_parts
 from trimtab.data.index import ShardWriter
 from trimtab.data.spool import Spool
